@@ -25,12 +25,10 @@ from quality.tables import BASELINE, Summary, rows_of, summarize
 from result_table import Row, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
-CONTROL, OURS, NO_REGIONS = (
-    "edge-weighted CE (k 12, class_balance 1)",
-    "EdgeAwareLoss() (region_weight 0.25)",
-    "EdgeAwareLoss() (region_weight 0)",
-)
-RIVAL, NEW = "CE + Dice (weight 2, k 12, class_balance 1)", "EdgeAwareLoss()"  # of version 0.3
+CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 2, k 12, class_balance 1)"
+NEW = "EdgeAwareLoss()"
+# The default of the five data sets, and the same without its region term.
+OURS, NO_REGIONS = (f"EdgeAwareLoss() (region_weight {weight}, version 0.2)" for weight in ("0.25", "0"))
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
@@ -165,9 +163,9 @@ def gpu_table() -> list[str]:
 
 
 @cache
-def results_of(plan: str, *results: str, held_out: bool = False) -> dict[str, list[Row]]:
+def results_of(plan: str, *, held_out: bool = False) -> dict[str, list[Row]]:
     """Return the rows of a plan's runs by their setting, in the order of the plan."""
-    return rows_of([RESULTS / name for name in results], read_plan(ROOT / "configs" / plan, held_out=held_out))
+    return rows_of(RESULTS / "quality.jsonl", read_plan(ROOT / "configs" / plan, held_out=held_out))
 
 
 def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summary]:
@@ -178,18 +176,18 @@ def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summar
 @cache
 def quality(data: str, baseline: str = BASELINE) -> dict[str, Summary]:
     """Return the summaries of one of the five data sets by loss."""
-    return summaries(results_of("quality-sets.yaml", "quality.jsonl")[data], baseline)
+    return summaries(results_of("quality-sets.yaml")[data], baseline)
 
 
 @cache
 def pretrained(baseline: str = BASELINE, setting: str = "camvid 240 × 180") -> dict[str, Summary]:
     """Return the summaries of the pretrained network by loss, in a setting of its plan."""
-    return summaries(results_of("quality-pretrained.yaml", "pretrained.jsonl")[setting], baseline)
+    return summaries(results_of("quality-pretrained.yaml")[setting], baseline)
 
 
 def ahead_rows() -> Iterable[str]:
     """Yield how far the default is ahead of each loss with a pretrained network, where there are several seeds."""
-    for setting, rows in results_of("quality-pretrained.yaml", "pretrained.jsonl").items():
+    for setting, rows in results_of("quality-pretrained.yaml").items():
         for loss in dict.fromkeys(row["loss"] for row in summarize(rows, NEW)):
             difference = pretrained(loss, setting)[NEW].get("differences")
             if loss != NEW and difference and len(difference["f1_1"]["values"]) > 1:
@@ -248,11 +246,11 @@ def gains_table(first: str, rows: Iterable[str]) -> list[str]:
     return table(f"{first} | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:", rows)
 
 
-def trained_table(plan: str, *results: str, held_out: bool = False) -> list[str]:
+def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
     """Return the mean scores of a plan's losses over the seeds that edgeloss was trained with."""
     names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
     cells = []
-    for setting, rows in results_of(plan, *results, held_out=held_out).items():
+    for setting, rows in results_of(plan, held_out=held_out).items():
         seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] in ("module", "ours")}
         found = summaries(row for row in rows if row["run"]["seed"] in seeds)
         if len(found) == 1:  # nothing to compare with yet
@@ -375,19 +373,19 @@ FIGURES = {
         "offsets.jsonl",
     ),
     "rivals": Figures(
-        f"{OF_PLAN}/quality-rivals.yaml --results benchmarks/results/quality.jsonl benchmarks/results/rivals.jsonl",
-        "rivals.jsonl",
-        {"docs/quality.md": lambda: trained_table("quality-rivals.yaml", "quality.jsonl", "rivals.jsonl")},
+        f"{OF_PLAN}/quality-rivals.yaml",
+        "quality.jsonl",
+        {"docs/quality.md": lambda: trained_table("quality-rivals.yaml")},
     ),
     "pretrained": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml --results benchmarks/results/pretrained.jsonl",
-        "pretrained.jsonl",
-        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl")},
+        f"{OF_PLAN}/quality-pretrained.yaml",
+        "quality.jsonl",
+        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml")},
         {"docs/quality.md": pretrained_sentences},
     ),
     "ahead": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml --results benchmarks/results/pretrained.jsonl --baseline BASELINE",
-        "pretrained.jsonl",
+        f"{OF_PLAN}/quality-pretrained.yaml --baseline BASELINE",
+        "quality.jsonl",
         {"docs/quality.md": lambda: gains_table("data | next to", ahead_rows())},
         {"docs/quality.md": holm_sentences},
     ),
@@ -397,7 +395,7 @@ FIGURES |= {
     f"trial of {name}": Figures(
         f"python benchmarks/quality.py table --split held-out --plan configs/quality-{name}.yaml",
         "quality.jsonl",
-        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", "quality.jsonl", held_out=True)},
+        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", held_out=True)},
     )
     for name in TRIALS
 }

@@ -15,11 +15,10 @@ from edgeloss.io import atomic_write, check_file
 Row = dict[str, Any]
 
 
-def read_rows(*paths: Path) -> list[Row]:
-    """Read all rows of tables; a file that does not exist has none."""
-    for path in paths:
-        check_file(path)
-    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+def read_rows(path: Path) -> list[Row]:
+    """Read all rows of a table; a file that does not exist has none."""
+    check_file(path)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def add_rows(path: Path, rows: Iterable[Row], key: Callable[[Row], str]) -> None:

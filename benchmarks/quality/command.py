@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +32,14 @@ Train one network under many losses and compare them.
 The tables show scores over seeds, and differences to cross-entropy. All runs of a seed share their initial weights, the
 order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
 again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
-are those of the last epoch: no epoch is chosen by its score.
+are those of the last epoch: no epoch is chosen by its score. The runs of several plans begin with the shortest plan.
 """
 EXAMPLES = """\
 examples:
   python benchmarks/quality.py plan configs/quality-focus.yaml --held-out   # on a fifth of the training images
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
+  python benchmarks/quality.py plan configs/quality-sets.yaml configs/quality-rivals.yaml --device cuda --workers 16 \
+      --minutes 9                                                           # of a machine that is lent for ten
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml
@@ -61,9 +65,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             added.add_argument(option, **OPTIONS[option])
         return added
 
-    plan = command("plan", "do all runs of a YAML file", ("plan", "--results"), NETWORKS)
+    plan = command("plan", "do all runs of YAML files", ("--results",), NETWORKS)
+    plan.add_argument("plans", type=Path, nargs="+", metavar="PLAN")
     plan.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
     plan.add_argument("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    limit = "begin no run that would not end in this time (default: no limit)"
+    plan.add_argument("--minutes", type=float, default=math.inf, help=limit)
     every = "interval of the curves (default: %(default)s)"
     plan.add_argument("--score-every", type=int, default=1, metavar="EPOCHS", help=every)
     merge = command("merge", "add the runs of other tables of results", ("--results",))
@@ -73,12 +80,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     table.add_argument("--metrics", nargs="+", choices=list(METRICS), default=SHOWN, metavar="NAME", help=scores)
     plot = command("plot", "draw differences and curves", SHOWN_RUNS, ("--output",))
     curve = "only the curve of this metric, of loss or of edge_weight (default: the differences and boundary F1)"
-    plot.add_argument("--curve", choices=[*METRICS, "loss", "edge_weight"], metavar="NAME", help=curve)
+    plot.add_argument("--curve", choices=[*SHOWN, "loss", "edge_weight"], metavar="NAME", help=curve)
     offsets = ("plan", "--results", "--losses", "--baseline", "--output")
     offsets = command("offsets", "score finished runs at logits - t · log u, for several t", offsets, NETWORKS)
-    offsets.set_defaults(results=[RESULTS / "offsets.jsonl"])
+    offsets.set_defaults(results=RESULTS / "offsets.jsonl")
     crops = command("crops", "draw where one loss is sharper", ("plan", "--losses", "--output"), NETWORKS)
-    crops.set_defaults(losses=[RECIPES[name].title for name in ("ce", "weighted", "module")], results=[RESULTS])
+    crops.set_defaults(losses=[RECIPES[name].title for name in ("ce", "weighted", "module")], results=RESULTS)
     crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     size = "the networks of images of this size (default: of the first in the plan)"
     crops.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=size)
@@ -92,11 +99,9 @@ OPTIONS = {
     "plan": {"type": Path},
     "--results": {
         "type": Path,
-        "nargs": "+",
-        "default": [RESULTS / "quality.jsonl"],
+        "default": RESULTS / "quality.jsonl",
         "metavar": "FILE",
-        "help": "table of results, and others to read as well: their runs are not repeated (default: quality.jsonl, or"
-        " offsets.jsonl of `offsets`, in benchmarks/results)",
+        "help": "table of results (default: quality.jsonl, or offsets.jsonl of `offsets`, in benchmarks/results)",
     },
     "--data-root": {
         "type": Path,
@@ -128,18 +133,21 @@ SHOWN_RUNS = ("--results", "--split", "--plan", "--losses")
 
 def place_of(options: argparse.Namespace) -> Place:
     """Return where to read and write."""
-    table, *others = options.results
-    return Place(options.data_root.resolve(), table, options.state, options.device, others=tuple(others))
+    return Place(options.data_root.resolve(), options.results, options.state, options.device)
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
 def do_plan(options: argparse.Namespace) -> None:
-    """Train what is left of a plan."""
-    place = replace(place_of(options), score_every=options.score_every)
-    runs = read_plan(options.plan, held_out=options.held_out)
-    execute(runs, place, workers=options.workers, threads=options.threads)
+    """Train what is left of plans."""
+    end = time.time() + 60 * options.minutes
+    place = replace(place_of(options), score_every=options.score_every, end=end)
+    plans = [read_plan(path, held_out=options.held_out) for path in options.plans]
+    if failed := execute(plans, place, workers=options.workers, threads=options.threads):
+        raise ValueError(
+            f"plan: {failed} runs ended before their time; the same command continues from the last epochs"
+        )
 
 
 def do_merge(options: argparse.Namespace) -> None:
@@ -148,7 +156,7 @@ def do_merge(options: argparse.Namespace) -> None:
         rows = read_rows(path)
         if not rows:
             raise ValueError(f"merge: expected a table of results, but got {path}; pass a file that `plan` wrote")
-        add_rows(options.results[0], rows, key_of)
+        add_rows(options.results, rows, key_of)
 
 
 def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Row]]:
@@ -156,7 +164,7 @@ def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Ro
     if options.plan:
         runs = read_plan(options.plan, held_out=options.split == "held-out")
     else:
-        runs = [run for run in map(run_of, read_rows(*options.results)) if run.split == options.split]
+        runs = [run for run in map(run_of, read_rows(options.results)) if run.split == options.split]
     if options.losses:
         chosen = {baseline, *pick(runs, options.losses)}
         runs = [run for run in runs if run.title in chosen]

@@ -27,7 +27,7 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
+def rows_of(path: Path, runs: Iterable[Run]) -> dict[str, list[Row]]:
     """Read the results of some runs by their data sets, in the order of the runs.
 
     Results of other settings have names of their own: the size of a pretrained network, epochs where some differ.
@@ -35,7 +35,7 @@ def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
     Raises:
         ValueError: if there are no results, or two settings have the same name.
     """
-    rows = {key_of(row): row for row in read_rows(*paths)}
+    rows = {key_of(row): row for row in read_rows(path)}
     grouped: dict[Any, list[Run]] = defaultdict(list)
     for key, run in {run.key: run for run in runs}.items():
         if key in rows:
@@ -46,7 +46,7 @@ def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
         named[longer] = [rows[run.key] for run in found]
     if not named or len(named) < len(grouped):
         what = "of one setting per data set; pass --plan" if named else "of these runs; train them with `plan`"
-        raise ValueError(f"--results: expected results {what}, but got {', '.join(map(str, paths))}")
+        raise ValueError(f"--results: expected results {what}, but got {path}")
     return named
 
 

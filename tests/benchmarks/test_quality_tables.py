@@ -88,11 +88,11 @@ def test_results_are_grouped_by_settings(tmp_path: Path) -> None:
     rows = [{"run": asdict(run), "split": "val"} for run in runs]
     add_rows(table, rows, key_of)
     names = ["sstem", "camvid, 15 epochs", "camvid, 80 epochs", "camvid 240 × 180, from scratch"]
-    assert list(rows_of([table], runs)) == names  # in the order of the runs
-    assert list(rows_of([table], runs[:2])) == [*names[:1], "camvid"]
+    assert list(rows_of(table, runs)) == names  # in the order of the runs
+    assert list(rows_of(table, runs[:2])) == [*names[:1], "camvid"]
     add_rows(table, [{"run": asdict(Run("ce", {}, 0, lr=0.1)), "split": "val"}], key_of)
     with pytest.raises(ValueError, match="expected results of one setting per data set; pass --plan, but got"):
-        rows_of([table], map(run_of, read_rows(table)))
+        rows_of(table, map(run_of, read_rows(table)))
 
 
 def test_another_baseline() -> None:

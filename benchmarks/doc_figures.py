@@ -22,7 +22,7 @@ from quality.command import RESULTS
 from quality.runs import read_plan
 from quality.scores import scale_of
 from quality.tables import BASELINE, Summary, rows_of, summarize
-from result_table import Row, read_rows
+from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
 CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 2, k 12, class_balance 1)"
@@ -53,13 +53,7 @@ class Figures(NamedTuple):
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:
     """Return a table in Markdown; heads have a colon where numbers align to the right."""
-    cells = heads.split(" | ")
-    lines = "|".join("--:" if cell.endswith(":") else "---" for cell in cells)
-    return [
-        f"| {' | '.join(cell.removesuffix(':') for cell in cells)} |",
-        f"|{lines}|",
-        *(f"| {row} |" for row in rows),
-    ]
+    return markdown_table(heads.split(" | "), ([row] for row in rows))
 
 
 # ---------------------------------------------------------------------------------------------------------------- speed

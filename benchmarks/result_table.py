@@ -33,6 +33,15 @@ def add_rows(path: Path, rows: Iterable[Row], key: Callable[[Row], str]) -> None
             file.writelines((json.dumps(table[name]) + "\n").encode() for name in sorted(table))
 
 
+def markdown_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a table in Markdown; heads that end in a colon have their columns aligned to the right."""
+    heads = [*heads]
+    lines = ("--:" if head.endswith(":") else "---" for head in heads)
+    cells = [[head.removesuffix(":") for head in heads], *rows]
+    first, *others = (f"| {' | '.join(row)} |" for row in cells)
+    return [first, f"|{'|'.join(lines)}|", *others]
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait until no other process holds the lock of a folder, and hold it."""

@@ -29,7 +29,7 @@ def write_image(path: Path, *numbers: int) -> None:
         picture.convert("RGB").save(path, "jpeg" if path.suffix == ".jpg" else "png")
         return
     if "SegmentationClass" in str(path):  # masks of VOC have a palette
-        picture.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+        picture.putpalette(bytes(range(256)) * 3)
     picture.save(path)
 
 
@@ -147,15 +147,11 @@ def test_voc_with_the_augmented_labels(split: str, line: str, tmp_path: Path) ->
     assert labels_of("voc", folder, split)[:2] == [3, 255]  # the root may be VOC2012 itself
 
 
-@pytest.mark.parametrize("kind", ["gif", "RGBA", "L", "CMYK"])
-def test_pet_images_of_other_kinds(kind: str, tmp_path: Path) -> None:
+def test_images_of_other_kinds(tmp_path: Path) -> None:
     write("pet", tmp_path)
-    path = tmp_path / "images" / "Abyssinian_34.jpg"
-    if kind == "gif":
-        Image.new("P", (W, H), 3).save(path, "gif")
-    else:
-        Image.new(kind, (W, H)).save(path, "png" if kind == "RGBA" else "jpeg")
-    assert labels_of("pet", tmp_path, "test")[:3] == [1, 0, 255]
+    for mode, kind in (("P", "gif"), ("RGBA", "png"), ("L", "jpeg"), ("CMYK", "jpeg")):
+        Image.new(mode, (W, H)).save(tmp_path / "images" / "Abyssinian_34.jpg", kind)
+        assert labels_of("pet", tmp_path, "test")[:3] == [1, 0, 255]
 
 
 def _remove(path: Path) -> None:
@@ -170,24 +166,14 @@ ID = "gtFine/train/ulm/ulm_000000_000019_gtFine_labelIds.png"
     ("layout", "damage", "name", "message"),
     [
         ("folder", _remove, "classes.txt", "{path}: No such file"),
-        ("folder", _remove, "train/masks", "{path}: No such file or directory"),
         ("folder", _remove, "train/masks/b.png", "masks: expected the mask b of {root}/train/images/b.png, but there"),
         ("folder", _remove, "train/images/b.png", "images: expected the image b of {root}/train/masks/b.png, but"),
-        ("camvid", _remove, "trainannot/0001TP_006720.png", "{root}/trainannot: expected the mask 0001TP_006720 of"),
         ("cityscapes", _remove, "leftImg8bit/train", "{path}: expected CITY/NAME_leftImg8bit.png files"),
         ("cityscapes", _remove, ID, "{root}/gtFine/train: expected the mask ulm_000000_000019 of {root}/leftImg8bit/"),
-        ("voc", _remove, f"{VOC}/JPEGImages", "{path}: No such file or directory"),
         ("voc", _remove, TRAIN, "{path}: no such list of names; there are val"),
         ("voc", _remove, f"{VOC}/ImageSets", "{path}/Segmentation/train.txt: no such list of names; there are none"),
         ("voc", lambda path: path.write_text("\n"), TRAIN, "{path}: expected one name per line, but got none"),
-        (
-            "voc",
-            _remove,
-            f"{VOC}/SegmentationClass/2007_000032.png",
-            f"expected the mask 2007_000032 of {{root}}/{TRAIN}",
-        ),
         ("pet", _remove, "images/Abyssinian_1.jpg", "{root}/images: expected the image Abyssinian_1 of {root}/annotat"),
-        ("pet", _remove, "annotations/train.txt", "{path}: no such list of names; there are list, test, trainval"),
         ("volumes", _remove, "train/a.npz", "{root}/train: expected .npz files, but got none"),
     ],
 )
@@ -201,24 +187,6 @@ def test_errors_name_the_file_and_what_was_expected(
     split = "train" if layout != "pet" or not name.startswith("images") else "trainval"
     with pytest.raises(ValueError, match=re.escape(message.format(path=path, root=tmp_path))):
         layouts.find(layout, tmp_path, split)
-
-
-@pytest.mark.parametrize(
-    ("layout", "name", "number", "message"),
-    [
-        ("camvid", "trainannot/0001TP_006690.png", 12, "expected labels 0 to 10 or 11, but got 12 at 54 pixels"),
-        ("voc", f"{VOC}/SegmentationClass/2007_000039.png", 21, "expected labels 0 to 20 or 255, but got 21"),
-        ("pet", "annotations/trimaps/Abyssinian_34.png", 0, "expected labels 1 to 2 or 3, but got 0"),
-        ("cityscapes", ID.replace("ulm", "aachen"), 34, "expected labels 0 to 33 or 255, but got 34"),
-    ],
-)
-def test_numbers_that_mean_nothing_are_refused(
-    layout: str, name: str, number: int, message: str, tmp_path: Path
-) -> None:
-    write(layout, tmp_path)
-    write_image(tmp_path / name, number)
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name}: {message}")):
-        labels_of(layout, tmp_path, "test" if layout == "pet" else "train")
 
 
 def test_unknown_layouts_and_lists_of_classes_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -240,32 +241,49 @@ def execute(plans: Sequence[Sequence[Run]], place: Place, *, workers: int, threa
         torch.set_num_threads(threads)
         while left and time.time() < place.end:
             finish(left.popleft(), place)
-    context, running = get_context("forkserver"), {}
-    context.set_forkserver_preload(["quality.training", "torchmetrics.classification", "monai.metrics"])
-    try:
-        while running or (left and time.time() < place.end):
-            while left and len(running) < workers and time.time() < place.end:
-                process = context.Process(target=_work, args=(left.popleft(), place, threads))
-                process.start()
-                running[process.sentinel] = process
-            for sentinel in connection.wait(running):
-                process = running.pop(sentinel)
-                process.join()
-                failed += process.exitcode != 0
-    except (KeyboardInterrupt, SystemExit):
-        for process in running.values():
-            process.terminate()
-        raise
+    else:
+        failed = _share(left, place, workers, threads)
     if left:
         print(f"the time is up before {len(left)} runs; the same command goes on", flush=True)
     return failed
 
 
-def _work(run: Run, place: Place, threads: int) -> None:
-    """Finish a run in a process of its own."""
+def _share(left: deque[Run], place: Place, workers: int, threads: int) -> int:
+    """Give runs to processes, to each the next one when it is done; return how many of the processes ended early."""
+    context, busy, failed = get_context("spawn"), {}, 0  # a fork of a process that has used CUDA can't use it
+    try:
+        while busy or (left and time.time() < place.end):
+            while left and len(busy) < workers and time.time() < place.end:
+                pipe, end = context.Pipe()
+                busy[pipe] = context.Process(target=_work, args=(end, place, threads))
+                busy[pipe].start()
+                end.close()
+                pipe.send(left.popleft())
+            for pipe in connection.wait(busy):
+                try:
+                    pipe.recv()
+                    if left and time.time() < place.end:
+                        pipe.send(left.popleft())
+                        continue
+                except (EOFError, OSError):  # the process was killed, or an error has ended it
+                    failed += 1
+                pipe.close()
+                busy.pop(pipe).join()
+    except (KeyboardInterrupt, SystemExit):
+        for process in busy.values():
+            process.terminate()
+        raise
+    return failed
+
+
+def _work(pipe: connection.Connection, place: Place, threads: int) -> None:
+    """Finish runs until there is no other one."""
     end_with_parent()
     torch.set_num_threads(threads)
-    finish(run, place)
+    with suppress(EOFError):
+        while True:
+            finish(pipe.recv(), place)
+            pipe.send(None)
 
 
 def load_network(run: Run, place: Place) -> nn.Module:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,8 +205,27 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
     wait_for_end(worker)
 
 
+def die(pipe: Any, place: Place, threads: int) -> None:
+    """Work, but for a run that ends the process, as a signal would."""
+    while pipe.poll(60):
+        if pipe.recv().seed == 1:
+            os._exit(9)
+        pipe.send(None)
+
+
 @pytest.mark.slow
-def test_workers(place: Place) -> None:
-    runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in (0, 1)]
+def test_workers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr("quality.training._work", die)
+        assert execute([runs], place, workers=2, threads=1) == 1  # the others go on
     assert execute([runs], place, workers=2, threads=1) == 0
     assert [key_of(row) for row in read_rows(place.results)] == sorted(run.key for run in runs)
+
+
+def test_a_run_that_would_not_end_in_time_stops(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run("ce", {}, 0, **{**TINY, "epochs": 10**6})
+    finish(run, replace(place, end=time.time() + 60))
+    assert "left for the next call: it would take" in capsys.readouterr().out
+    assert not place.results.exists()
+    assert load_checkpoint(place.checkpoint(run))["epoch"] == 2

@@ -40,15 +40,15 @@ class Figures(NamedTuple):
 
     Attributes:
         command: what measures them, or prints them from the results.
-        results: the file.
         tables: by page, the lines of the table.
         sentences: by page, parts of its text.
+        results: the file.
     """
 
     command: str
-    results: str
     tables: dict[str, Lines] = {}  # noqa: RUF012
     sentences: dict[str, Lines] = {}  # noqa: RUF012
+    results: str = "quality.jsonl"
 
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:
@@ -301,7 +301,6 @@ OF_PLAN = "python benchmarks/quality.py table --split val --plan configs"
 FIGURES = {
     "speed": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
-        "speed.jsonl",
         {
             "docs/performance.md": lambda: cases_table("case", "table", held=True),
             "README.md": lambda: table(
@@ -309,30 +308,30 @@ FIGURES = {
             ),
         },
         {"docs/performance.md": lambda: [machine("cores", "threads")], "README.md": memory_sentences},
+        results="speed.jsonl",
     ),
     "cliffs": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --cliffs",
-        "speed.jsonl",
         {"docs/performance.md": lambda: cases_table("random labels", "cliffs", held=False)},
+        results="speed.jsonl",
     ),
     "gpu": Figures(
         "python benchmarks/gpu_day.py --workers 14 --output benchmarks/results/gpu.jsonl",
-        "gpu.jsonl",
         {"docs/performance.md": gpu_table},
+        results="gpu.jsonl",
     ),
     "step": Figures(
         f"python benchmarks/speed.py step {MASKS} --output benchmarks/results/step.jsonl",
-        "step.jsonl",
         sentences={"docs/training.md": step_sentences},
+        results="step.jsonl",
     ),
     "cost": Figures(
         f"python benchmarks/speed.py peers {MASKS} --output benchmarks/results/peers.jsonl",
-        "peers.jsonl",
         {"docs/quality-peers.md": peers_table},
+        results="peers.jsonl",
     ),
     "sets": Figures(
         f"{OF_PLAN}/quality-sets.yaml",
-        "quality.jsonl",
         {
             "README.md": readme_table,
             "docs/quality.md": lambda: table(
@@ -343,17 +342,14 @@ FIGURES = {
     ),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
-        "quality.jsonl",
         {"docs/README.md": landing_table},
     ),
     "gains": Figures(
         f"{OF_PLAN}/quality-sets.yaml",
-        "quality.jsonl",
         {"docs/quality.md": lambda: gains_table("data", (f"{d} | {gains(quality(d)[OURS])}" for d in CLASSES))},
     ),
     "region": Figures(
         f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
-        "quality.jsonl",
         {
             "docs/quality.md": lambda: gains_table(
                 "data | `region_weight=0`:",
@@ -363,23 +359,20 @@ FIGURES = {
     ),
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
-        ' --losses cross-entropy "edge-weighted CE" "EdgeAwareLoss()"',
-        "offsets.jsonl",
+        f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
+        results="offsets.jsonl",
     ),
     "rivals": Figures(
         f"{OF_PLAN}/quality-rivals.yaml",
-        "quality.jsonl",
         {"docs/quality.md": lambda: trained_table("quality-rivals.yaml")},
     ),
     "pretrained": Figures(
         f"{OF_PLAN}/quality-pretrained.yaml",
-        "quality.jsonl",
         {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml")},
         {"docs/quality.md": pretrained_sentences},
     ),
     "ahead": Figures(
         f"{OF_PLAN}/quality-pretrained.yaml --baseline BASELINE",
-        "quality.jsonl",
         {"docs/quality.md": lambda: gains_table("data | next to", ahead_rows())},
         {"docs/quality.md": holm_sentences},
     ),
@@ -388,7 +381,6 @@ TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out imag
 FIGURES |= {
     f"trial of {name}": Figures(
         f"python benchmarks/quality.py table --split held-out --plan configs/quality-{name}.yaml",
-        "quality.jsonl",
         {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", held_out=True)},
     )
     for name in TRIALS

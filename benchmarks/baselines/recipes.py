@@ -125,14 +125,6 @@ def _shifted(logits: Tensor, target: Tensor, given: Given, edge_weight: float, s
     return given.cross_entropy(logits, target) + _ours(logits, moved, given, ce_weight=0.0, edge_weight=edge_weight)
 
 
-def _relational(
-    logits: Tensor, target: Tensor, given: Given, weight: float, agree: float, edge_weight: float
-) -> Tensor:
-    """Compute cross-entropy and the relational term, with the edge terms of EdgeAwareLoss or without."""
-    loss = _ours(logits, target, given, edge_weight=edge_weight)
-    return loss + weight * relational(logits, target, ignore_index=given.ignore_index, agree=agree)
-
-
 def _abl(logits: Tensor, target: Tensor, given: Given, weight: float, lovasz: float) -> Tensor:
     """Compute the active boundary loss; its authors add the Lovász term with weight 1."""
     loss = _plus(active_boundary)(logits, target, given, weight)
@@ -226,9 +218,7 @@ RECIPES = {
     "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}),
     "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
     "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1}, balances=True),
-    "relational": Recipe(
-        "CE + relational", _relational, {"weight": 0.5, "agree": 0.1, "edge_weight": 0.0}, balances=True
-    ),
+    "relational": Recipe("CE + relational", _plus(relational), {"weight": 0.5, "agree": 0.1}, k=0.0),
     "dice": Recipe("CE + Dice", _plus(regions.dice), _WEIGHT, k=0.0),
     "lovasz": Recipe("CE + Lovász", _plus(regions.lovasz), _WEIGHT, k=0.0),
     "boundary": Recipe(

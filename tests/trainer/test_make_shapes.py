@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,47 +40,27 @@ def test_generator_draws_other_sizes_and_seeds(size: int) -> None:
 SMALL = ("--train", "2", "--val", "1", "--size", "64")
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("small")
-    assert make_shapes.main(["--out", str(root), *SMALL]) == 0
-    assert make_shapes.main(["--out", str(root), *SMALL, "--check"]) == 0
-    return root
-
-
-def _change_a_pixel(path: Path) -> None:
+def change_a_pixel(path: Path) -> None:
     changed = pixels(path).copy()
     changed[0, 0] ^= 4
     Image.fromarray(changed).save(path)
 
 
-def _add_a_file(path: Path) -> None:
-    path.with_name("999.png").write_bytes(path.read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("damage", "name", "message"),
-    [
-        (_change_a_pixel, "train/images/001.png", "train/images/001.png: 3 of 12288 values differ"),
+def test_check_names_the_file_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path), *SMALL]
+    assert [make_shapes.main(words), make_shapes.main([*words, "--check"])] == [0, 0]
+    for damage, name, message in (
+        (change_a_pixel, "train/images/001.png", "train/images/001.png: 3 of 12288 values differ"),
         (lambda path: path.unlink(), "train/masks/000.png", "train/masks/000.png: missing"),
         (lambda path: path.write_bytes(b"no picture"), "val/images/000.png", "val/images/000.png: unreadable"),
-        (_add_a_file, "val/images/000.png", "val/images/999.png: not part of the set"),
         (lambda path: path.write_text("0 sky\n"), "classes.txt", "classes.txt: other classes"),
-    ],
-)
-def test_check_names_the_file_that_differs(
-    damage: Callable[[Path], None],
-    name: str,
-    message: str,
-    small: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shutil.copytree(small, tmp_path, dirs_exist_ok=True)
-    damage(tmp_path / name)
-    capsys.readouterr()
-    assert make_shapes.main(["--out", str(tmp_path), *SMALL, "--check"]) == 1
-    assert message in capsys.readouterr().err
+        (lambda path: shutil.copy(path, path.with_name("9.png")), "val/masks/000.png", "val/masks/9.png: not part of"),
+    ):
+        content = (tmp_path / name).read_bytes()
+        damage(tmp_path / name)
+        assert make_shapes.main([*words, "--check"]) == 1
+        assert message in capsys.readouterr().err
+        (tmp_path / name).write_bytes(content)
 
 
 def test_merged_textures_are_one_class(tmp_path: Path) -> None:

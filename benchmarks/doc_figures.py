@@ -30,6 +30,7 @@ NEW = "EdgeAwareLoss()"
 # The default of the five data sets, and the same without its region term.
 OURS, NO_REGIONS = (f"EdgeAwareLoss() (region_weight {weight}, version 0.2)" for weight in ("0.25", "0"))
 MAIN = ("f1_1", "boundary_iou_005", "miou")
+PRETRAINED = "camvid 240 × 180"
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
 Lines = Callable[[], list[str]]
@@ -168,24 +169,19 @@ def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summar
 
 
 @cache
-def quality(data: str, baseline: str = BASELINE) -> dict[str, Summary]:
-    """Return the summaries of one of the five data sets by loss."""
-    return summaries(results_of("quality-sets.yaml")[data], baseline)
-
-
-@cache
-def pretrained(baseline: str = BASELINE, setting: str = "camvid 240 × 180") -> dict[str, Summary]:
-    """Return the summaries of the pretrained network by loss, in a setting of its plan."""
-    return summaries(results_of("quality-pretrained.yaml")[setting], baseline)
+def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of one of the five data sets, or of a setting of the pretrained network, by loss."""
+    plan = "quality-sets.yaml" if setting in CLASSES else "quality-pretrained.yaml"
+    return summaries(results_of(plan)[setting], baseline)
 
 
 def ahead_rows() -> Iterable[str]:
     """Yield how far the default is ahead of each loss with a pretrained network, where there are several seeds."""
     for setting, rows in results_of("quality-pretrained.yaml").items():
         for loss in dict.fromkeys(row["loss"] for row in summarize(rows, NEW)):
-            difference = pretrained(loss, setting)[NEW].get("differences")
+            difference = quality(setting, loss)[NEW].get("differences")
             if loss != NEW and difference and len(difference["f1_1"]["values"]) > 1:
-                yield f"{setting} | {loss} | {gains(pretrained(loss, setting)[NEW])}"
+                yield f"{setting} | {loss} | {gains(quality(setting, loss)[NEW])}"
 
 
 def scores(summary: Summary) -> str:
@@ -224,7 +220,7 @@ def sets_row(data: str) -> str:
 
 def readme_table() -> list[str]:
     """Return the scores of three losses, the last one's bold where all intervals exclude 0."""
-    sets = {"camvid, pretrained network": [pretrained()[loss] for loss in (BASELINE, RIVAL, NEW)]}
+    sets = {"camvid, pretrained network": [quality(PRETRAINED)[loss] for loss in (BASELINE, RIVAL, NEW)]}
     sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
     rows = []
     for data, found in sets.items():
@@ -262,7 +258,7 @@ def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
 
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
-    return [f"{points(pretrained()[NEW])} points with a pretrained network"]
+    return [f"{points(quality(PRETRAINED)[NEW])} points with a pretrained network"]
 
 
 def readme_sentences() -> list[str]:
@@ -278,7 +274,7 @@ def readme_sentences() -> list[str]:
 
 def holm_sentences() -> list[str]:
     """Return the largest p-value of cross-entropy and the rival next to the default, adjusted for their number."""
-    compared = (pretrained(NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
+    compared = (quality(PRETRAINED, NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
     largest = max(differences[name]["p_holm"] for differences in compared for name in MAIN[:2])
     return [f"both p-values, by Holm's method, are {largest:.3f} or less"]
 
@@ -286,7 +282,7 @@ def holm_sentences() -> list[str]:
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
-    ahead, ratio = pretrained()[NEW]["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
+    ahead, ratio = quality(PRETRAINED)[NEW]["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
     what = (
         "of boundary F1 (1 px) on CamVid, next to cross-entropy, with a pretrained network, over five seeds",
         "of `F.cross_entropy`, forward and backward, for 19 classes on a CPU",

@@ -230,7 +230,8 @@ class Image:
         self.w = self.v * o["weight"][self.y]
         self.softmax = Softmax(*self.interpolate(x, valid))
         smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
-        share = ((1 - smoothing) * self.one_hot + smoothing / self.classes) * o["weight"] * self.valid[:, None]
+        self.spread = smoothing / self.classes * o["weight"] * self.valid[:, None]
+        share = (1 - smoothing) * self.one_hot * o["weight"] + self.spread
         self.many = max(1, self.classes / FEW)
         unit = share * (1 + nll + self.softmax.rounding) * self.many
         self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
@@ -358,6 +359,7 @@ class Image:
         # 1 - p of the label passes through a sum, a logarithm and an exponential, which are rounded too.
         unit = 4 * toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
         unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
+        unit += np.abs(ce)[:, None] * self.many * self.spread * (1 + depth)  # of smoothing, it is p - 1
         lost = np.where(p < self.least, of_p, 0) + np.where(others < self.least, kept[1], 0)
         lost += (same_0 + other_0).sum(1, keepdims=True)
         lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))

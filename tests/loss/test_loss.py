@@ -53,12 +53,6 @@ def test_only_logits_get_a_gradient() -> None:
     assert all(value.grad is None for value in [*others.values(), count])
 
 
-@pytest.mark.parametrize("classes", [1, 2])
-def test_bool_labels(classes: int) -> None:
-    x, y = torch.randn(1, classes, 6, 6), torch.rand(1, 6, 6) < 0.5
-    assert edge_aware_loss(x, y) == edge_aware_loss(x, torch.from_numpy(y.numpy())) == edge_aware_loss(x, y.long())
-
-
 def test_maps_are_detached_copies() -> None:
     x, y = scene(6, 6)
     y[:, :, 3:] = 1  # the outermost column is nobody's neighbor across an edge, and may be anything

@@ -202,12 +202,13 @@ class Regions:
         back = best.swapaxes(1, 2) @ precision
         noise = (NOISE * np.trace(back @ best, 0, 1, 2) / limit)[:, None, None] * qs
         is_higher = contrast > 1 + WIDE(1e-12 if rng is None else -1e-12)  # roundings decide where it is 1
-        slopes = -back @ (zs - best @ qs) + is_higher[:, None, None] * noise
+        of_residual, noise = -back @ (zs - best @ qs), is_higher[:, None, None] * noise
+        slopes = of_residual + noise
         self.value = (left + known - doubled) / scale
         summed = np.abs(zz) + np.abs(best) @ np.abs(qq) @ np.abs(best).swapaxes(1, 2)
         self.rounding = ((np.abs(precision) * summed).sum((1, 2)) - d * np.log(NOISE)) / scale
         sizes = np.abs(back) @ (np.abs(zs) + np.abs(best) @ np.abs(qs)) + np.abs(noise)
-        sizes = sizes + self.rounding[:, None, None] * np.abs(slopes)
+        sizes = sizes + self.rounding[:, None, None] * (np.abs(of_residual) + np.abs(noise))
         self.slopes, self.sizes = (places.to_pixels(v / scale[:, None, None]) for v in (slopes, sizes))
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pairwise import pairwise
+from recorded import check_registration
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
@@ -255,11 +256,8 @@ def test_autograd(kind: str, kernels: str) -> None:
     operator, weight = fused.operators.neighbor_nll, weight.detach()
     state = operator(x.detach().float(), index, weight.float(), None, [1, 1])
     assert sum(result.nbytes for result in state) <= 32 * 2 * 5 * 9
-    # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
-    # backward is filled only where backward reads it.
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for each in (None, mask):
-        torch.library.opcheck(operator.default, (x, index, weight, each, [1, 1]), test_utils=tests)
+        check_registration(operator.default, (x, index, weight, each, [1, 1]))
 
 
 @each_kind
@@ -328,9 +326,7 @@ def test_gathered_terms_of_labels_out_of_range_read_nothing(stepped: SimpleNames
 @pytest.mark.usefixtures("_stepped")
 def test_gathered_terms_match_their_registration(stepped: SimpleNamespace) -> None:
     given = arguments(torch.randn(1, 3, 4, 5, requires_grad=True), torch.randint(3, (1, 4, 5), dtype=torch.int16))
-    # Not test_aot_dispatch_dynamic: the state that forward leaves to backward is filled only where backward reads it.
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(stepped.gathered_terms.default, tuple(given.values()), test_utils=tests)
+    check_registration(stepped.gathered_terms.default, [*given.values()])
     terms = stepped.gathered_terms(**given)[0]
     (gradient,) = torch.autograd.grad(terms.sum(), given["logits"], create_graph=True)
     with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):

@@ -268,13 +268,10 @@ def test_second_derivatives_of_the_reference(kind: str) -> None:
     )
 
 
-def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = scene((4, 4), 3, "index")
+def test_a_call_that_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "there is a reason")
-    message = "backend: 'fused' does not support this call: there is a reason; pass 'auto' or 'reference'"
-    with pytest.raises(RuntimeError, match=message):
-        neighbor_nll(*given, backend="fused")
-    assert torch.equal(neighbor_nll(*given), neighbor_nll(*given, backend="reference"))
+    with pytest.raises(RuntimeError, match="'fused' does not support this call: there is a reason; pass 'auto' or"):
+        neighbor_nll(*scene((4, 4), 3, "index"), backend="fused")
 
 
 # ---------------------------------------------------------------------------------- gathered terms, stepped on the host

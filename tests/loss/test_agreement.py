@@ -170,6 +170,8 @@ def of_weights(x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
     )
     multilabel, count = options["multilabel"], x.shape[1] if options["multilabel"] else max(2, x.shape[1])
     a, n, k, b, total = edge_weights(y, count, **{name: options[name] for name in names})
+    torch.testing.assert_close(b.sum(), total)
+    assert a.sum() <= total * (1 + 1e-9)  # less by edge pixels without a neighbor of their own class
     x = x.flatten(0, 1)[:, None] if multilabel else x
     x = torch.cat([torch.zeros_like(x), x], 1) if x.shape[1] == 1 else x
     assert ((n * x.shape[1] + k).diff() > 0).all()  # each pair once

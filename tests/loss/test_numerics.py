@@ -64,12 +64,16 @@ def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(power: float, col
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
-    stripes = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 10, 8)  # two regions
-    x = torch.zeros(1, 4, 10, 8, dtype=dtype)
+    stripes = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(2, 10, 8)  # two regions
+    x = torch.zeros(2, 4, 10, 8, dtype=dtype)
     x[0, 1, 2, 3] = torch.nan  # of class 1, next to class 2
+    x.requires_grad_()
     loss, terms = edge_aware_loss(x, stripes, power=power, region_weight=1.0, return_terms=True)
     assert loss.isnan()
     assert all(value.isnan() for name, value in terms.items() if name != "edge_fraction")
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert gradient[0].isnan().all()
+    assert gradient[1].isfinite().all()
     maps = loss_maps(x, stripes, power=power)
     assert maps.cross_entropy.isnan().nonzero().tolist() == [[0, 2, 3]]
     around = [[0, 1, 2], [0, 1, 3], [0, 2, 2], [0, 3, 2], [0, 3, 3]]

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from pairwise import pairwise
 from recorded import check_registration
+from roundings import laid_out
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
@@ -72,14 +73,7 @@ SIZES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((3, 4, 5), (1, 1, 1)),
     ((1, 3, 4), (1, 2, 0)),
 ]
-LAYOUTS: list[Any] = [
-    lambda v: v,
-    lambda v: v.movedim(1, -1).contiguous().movedim(-1, 1),
-    lambda v: v.transpose(-1, -2).contiguous().transpose(-1, -2),
-    lambda v: v[..., :1, :1].expand(v.shape),
-]
-
-
+LAYOUTS = ["contiguous", "channels last", "transposed", "constant"]
 ROWS = pairwise(
     SIZES,
     [2, 19, 40],  # 40: more than one block of sums
@@ -96,8 +90,9 @@ ROWS = pairwise(
 def test_the_line(row: tuple[Any, ...], device: str) -> None:
     (size, radius), classes, kind, layout, of_weight, dtype, of_index, has_mask = row
     x, index, weight = scene(size, classes, kind, device, radius)
-    x, weight = layout(x.to(dtype)).requires_grad_(), of_weight(weight.float() if dtype == torch.float32 else weight)
-    index = layout((index % 2 if kind == "index" and of_index == torch.bool else index).to(of_index))
+    x = laid_out(x.to(dtype), layout).requires_grad_()
+    weight = laid_out(weight.float() if dtype == torch.float32 else weight, of_weight)
+    index = laid_out((index % 2 if kind == "index" and of_index == torch.bool else index).to(of_index), layout)
     used = weight.double() * neighbors(torch.ones_like(weight[:, 0]), radius)
     mask, exact = used.sum(1) > 0, x.detach().double().requires_grad_()
     given = []

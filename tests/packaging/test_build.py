@@ -54,22 +54,19 @@ def setuptools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A copy of what the build reads, without what earlier builds left in it."""
-    tree = tmp_path / "source"
+    return copy(tmp_path / "source")
+
+
+def copy(tree: Path, *more: str) -> Path:
+    """Copy what the build reads, and more where it exists, to a new folder; return it."""
     tree.mkdir()
-    copy(tree)
-    return tree
-
-
-def copy(tree: Path, *, objects: bool = False) -> None:
-    """Copy what the build reads, and what earlier builds have compiled if asked for."""
-    built = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
-    if objects and (ROOT / "build" / "objects").is_dir():
-        shutil.copytree(ROOT / "build" / "objects", tree / "build" / "objects")
-    for part in PARTS:
+    for part in [*PARTS, *more]:
         if (ROOT / part).is_dir():
+            built = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
             shutil.copytree(ROOT / part, tree / part, ignore=built)
-        else:
+        elif (ROOT / part).exists():
             shutil.copy(ROOT / part, tree)
+    return tree
 
 
 def run(
@@ -268,8 +265,7 @@ FAILS = "echo 'kernels.cu(7): error: no such kernel' >&2; exit 2"
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the build reads, with an empty source for each compiler."""
-    tree = tmp_path_factory.mktemp("tree")
-    copy(tree)
+    tree = copy(tmp_path_factory.mktemp("tree") / "source")
     shutil.rmtree(tree / "csrc")
     for source in ("library.cpp", "device/kernels.cu"):
         (tree / "csrc" / source).parent.mkdir(exist_ok=True)
@@ -358,9 +354,7 @@ def test_architectures(known: tuple[int, ...], expected: str, monkeypatch: pytes
 @needs_compiler
 def test_wheel_with_cuda_kernels(tmp_path: Path, setuptools: Path) -> None:
     """It loads without a device and without a torch for CUDA, and reports what is missing."""
-    source = tmp_path / "source"
-    source.mkdir()
-    copy(source, objects=True)  # where the environment has CUDA kernels, they are not compiled again
+    source = copy(tmp_path / "source", "build/objects")  # compiled CUDA kernels are not compiled again
     done = pip_wheel(source, setuptools, EDGELOSS_BUILD="cuda", EDGELOSS_CUDA_ARCHS="90")  # as CI builds it
     assert done.returncode == 0, done.stdout
     assert "edgeloss: CPU and CUDA kernels (sm_90), built against torch" in done.stdout

@@ -132,7 +132,7 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
         hint = "; pass the loss first, diagnose(loss_fn, logits, target)" if isinstance(loss_fn, Tensor) else ""
         raise TypeError(f"loss_fn: expected a function or module, but got {type(loss_fn).__name__}{hint}")
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        got = inputs.describe(logits) if isinstance(logits, Tensor) else hints.not_logits(logits)
+        got = inputs.describe(logits) if isinstance(logits, Tensor) else hints.not_a_tensor("logits", logits)
         raise TypeError(f"logits: expected a floating tensor, but got {got}")
     inputs.check_kind("logits", logits)
     inputs.check_values("logits", logits)

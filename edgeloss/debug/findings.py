@@ -246,7 +246,7 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
     given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
     checked = inputs.check_inputs(leaf, call.target.clone(), options, given)
     evaluation = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=True)
-    maps, v = cast("reduction.TermMaps", evaluation.maps), checked.pixel_weight
+    maps, v = cast("reduction.LossMaps", evaluation.maps), checked.pixel_weight
     place = reduction.places_of_labels(checked.labels()[0], checked.tables)
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, checked.edge_class_weight)
     w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, checked, options)

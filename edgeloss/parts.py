@@ -23,7 +23,7 @@ def of_images(count: int, size: int) -> list[Part]:
 def of_rows(shape: Sequence[int], size: int) -> list[Part]:
     """Return parts of the rows along the first spatial axis of images [B, *S], with ``size`` values per row."""
     rows = max(1, PART // max(1, size))
-    if rows >= shape[1]:
+    if rows >= shape[1] or not shape[0]:
         return of_images(shape[0], size * shape[1])
     return [(slice(b, b + 1), slice(i, i + rows)) for b in range(shape[0]) for i in range(0, shape[1], rows)]
 

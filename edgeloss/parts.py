@@ -33,13 +33,8 @@ def by_parts(
 ) -> tuple[Tensor, Tensor]:
     """Return x, or a view of it, and what the function returns of each part, concatenated.
 
-    Of several parts, the backward pass computes each again, and adds their gradients to that of the view.
-
-    Args:
-        function: of x and the others; differentiable by x.
-        parts: that make up the tensors, in their order in memory.
-        x: [M, C, *S].
-        *others: [M, *S] each; where the parts are whole along S, of any shape [M, N, ...].
+    Of several parts, the backward pass computes each again, and adds their gradients to that of the view. x is
+    [M, C, *S] and the others are [M, *S]; where the parts are whole along S, of any shape [M, N, ...].
     """
     if len(parts) == 1:
         return x, function(x, *others)

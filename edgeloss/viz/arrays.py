@@ -354,7 +354,7 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as [B, C, H, W] and target as [B, H, W]."""
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
+        raise TypeError(f"logits: expected a tensor, but got {hints.not_a_tensor('logits', logits)}")
     inputs.check_target(target)
     if logits.ndim == 5:
         raise ValueError(

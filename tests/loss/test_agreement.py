@@ -21,7 +21,7 @@ from pairwise import EXHAUSTIVE, pairwise
 from roundings import LIMITS, Case, compare, run
 from torch import Tensor
 
-from edgeloss import fused, parts, reference, weights
+from edgeloss import fused, neighborhoods, parts, reference
 from edgeloss.functional import edge_weights
 
 
@@ -191,7 +191,7 @@ def of_weights(x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
 def test_weights_from_labels_give_the_edge_terms(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"logits": "normal", "resolution": "same", "power": 0.0, "reduction": "mean", "normalizer": None}
     case = make_case(row | asked | {"validate": "sync", "ce_weight": 0.0, "region_weight": 0.0})
-    monkeypatch.setattr(weights, "PART", 3 if case.y.numel() < 50 else weights.PART)  # pairs at a time
+    monkeypatch.setattr(neighborhoods, "PART", 3 if case.y.numel() < 50 else neighborhoods.PART)  # pairs at a time
     answer = case.answer()
     found = run(case, answer.is_read, lambda x, y, **options: of_weights(x, y, options))
     errors = compare(case, answer, found, by_torch=True)

@@ -36,8 +36,9 @@ EDGELOSS_INLINE void find_steps(const int16_t* row, int64_t width, uint8_t* diff
 EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16_t* sums) {
   std::copy_n(bits, n, sums);
   for (int64_t d = 1; (d - 1) * kGroup < reach && d < n; ++d) {
-    const int64_t pixels = std::min(reach - (d - 1) * kGroup, kGroup);
-    const int16_t behind = (1 << (pixels - 1)) - 1, before = 0xff00 >> pixels & 0xff;
+    // A bit is a step to the next pixel: of the last pixel of a group, to one of the group behind it.
+    const int64_t left = reach - (d - 1) * kGroup, steps = std::min(left - 1, kGroup), pixels = std::min(left, kGroup);
+    const int16_t behind = (1 << steps) - 1, before = 0xff00 >> pixels & 0xff;
     EDGELOSS_INDEPENDENT
     for (int64_t i = 0; i < n - d; ++i) sums[i] |= bits[i + d] & behind;
     EDGELOSS_INDEPENDENT

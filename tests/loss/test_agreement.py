@@ -50,9 +50,12 @@ MANY: Row = {
     "reduction": "mean",
 }
 WIDE = MANY | {"size": ((3, 3), (300, 300)), "channels": 3, "labels": "halves", "radius": 150}
+# A step between two labels, as far as groups of 8 pixels see, and further.
+STEP = MANY | {"size": ((4, 4), (33, 33)), "channels": 3, "labels": "halves", "void": 0.0, "batch": 1}
 LARGE = MANY | {"size": ((34, 34), (65, 65)), "channels": 19, "radius": 9, "decay": None}
 ROWS = rows()
 ROWS += [ROWS[0] | given | {"power": power} for given in (MANY, WIDE) for power in (0.0, -1.0)]
+ROWS += [ROWS[0] | STEP | {"power": 0.0, "radius": radius} for radius in (4, 5, 7, 8, 9, 16, 17)]
 ROWS += [ROWS[1] | LARGE, ROWS[2] | MANY | {"channels": 1000, "radius": 1}]
 EMPTY = itertools.cycle([(0, 5), (4, 0), (0, 0), (0, 3, 3), (2, 0, 3), (2, 3, 0)])
 ROWS += [row | {"size": [(n, n) for n in size]} for row, size in zip(ROWS[::4], EMPTY, strict=False)]

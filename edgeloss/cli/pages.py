@@ -13,9 +13,8 @@ from edgeloss.cli.messages import errors_named, printable, with_progress, write
 from edgeloss.cli.options import loss_options
 from edgeloss.io import InputError, Rgb, read_palette
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.viz.arrays import stack_arrays
+from edgeloss.viz.arrays import Arrays, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors
-from edgeloss.viz.examined import Examined, examine_images
 from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.report import draw_report
@@ -42,7 +41,7 @@ class Written(NamedTuple):
     path: Path
     size: int
     case: Case
-    examined: list[Examined]
+    examined: list[Arrays]
 
 
 class Painter:
@@ -63,13 +62,13 @@ class Painter:
         self._colors = None if options.palette is None else read_palette(options.palette)
         self._options = options
 
-    def examine(self, case: Case, said: Said, *, details: bool = False) -> list[Examined]:
+    def examine(self, case: Case, said: Said, *, details: bool = False) -> list[Arrays]:
         """Examine each picture of a case."""
         return examine_images(case.logits, case.target, self.criterion, details=details, said=said)
 
     def draw(
         self, case: Case, suffix: str, links: Mapping[str, str] | None, said: Said
-    ) -> tuple[bytes, list[Examined]]:
+    ) -> tuple[bytes, list[Arrays]]:
         """Return the content of a file with this suffix, and what it shows; a report has the links."""
         examined = self.examine(case, said, details=suffix == ".html")
         title = printable(f"{case.name}: {case.interpretation}")
@@ -81,7 +80,7 @@ class Painter:
         shown = {name: getattr(self._options, name) for name in ("terms", "contours", "width")}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            figure = draw_panel(stack_arrays([one.arrays for one in examined]), *look, **shown)
+            figure = draw_panel(stack_arrays(examined), *look, **shown)
             return figure.content(suffix, dpi=self._options.dpi), examined
 
     def palette(self, classes: int) -> list[Rgb] | None:

@@ -1,4 +1,4 @@
-"""Logits and labels → the numbers of a figure: prediction, maps, gradients, most probable classes, neighbors."""
+"""Logits and labels → the numbers of a figure: prediction, maps, gradients, scores, and what a report adds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import hints, inputs, reduction, reference
-from edgeloss.functional import edge_aware_loss, loss_and_evaluation
+from edgeloss import hints, inputs, neighborhoods, reduction, reference
+from edgeloss.fields import boundary_distance
+from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import Options, radius_per_axis
-from edgeloss.reference import LossMaps
-from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
+from edgeloss.options import NO_POWER, Options, radius_per_axis
+from edgeloss.reduction import TermMaps
+from edgeloss.viz.neighbors import Neighbors, find_neighbors
+from edgeloss.viz.scores import Scores, compute_scores
 
+LARGE = 2**21  # pixels of a picture of which less is computed and stored
 _BAND = 2**22  # logits that are looked at together: malloc reuses blocks of up to 32 MB
-_CHUNK = 2**19  # those among which the largest are found: they stay in the cache
 _TOP = 3  # most probable classes of a pixel
+_NEIGHBORS = 8  # per edge pixel
+_MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
+_FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
 Said = Callable[[str], None]  # takes what is being computed, such as "maps, row 512 of 4000"
 
 
@@ -37,14 +42,17 @@ class Details(NamedTuple):
             -1 where a logit is nan, or for a class of probability 0.
         probabilities: [T, B, H, W], of the prediction and of the others; nan where a logit is nan.
         neighbors: of the edge pixels.
+        distance: [B, H, W], in pixels to the nearest other label, inf beyond ``_FAR``; None if the loss has its own.
     """
 
     others: npt.NDArray[np.signedinteger[Any]]
     probabilities: npt.NDArray[Any]
     neighbors: Neighbors
+    distance: npt.NDArray[Any] | None
 
 
-class Arrays(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Arrays:
     """The loss of a batch of 2-D images, pixel by pixel.
 
     Attributes:
@@ -68,6 +76,16 @@ class Arrays(NamedTuple):
     gradient: npt.NDArray[np.float64]
     region: npt.NDArray[np.float64] | None
     details: Details | None = None
+
+    @functools.cached_property
+    def scores(self) -> Scores:
+        """The scores of the prediction."""
+        return compute_scores(self.target, self.prediction, self.classes)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The terms of the loss and the scores, by key of :data:`edgeloss.viz.scores.FIGURES`."""
+        return self.terms | self.scores.means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,22 +183,39 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
         >>> arrays.prediction.shape, round(arrays.terms["loss"], 4)
         ((1, 4, 5), 1.0986)
     """
-    with workers() as pool:
-        return examine(read_scene(logits, target, criterion), pool)
+    return examine(read_scene(logits, target, criterion))
 
 
-def examine(
-    scene: Scene, pool: Executor, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62
-) -> Arrays:
+def examine_images(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None, *, details: bool, said: Said = keep_silent
+) -> list[Arrays]:
+    """Compute the arrays of the images of a batch, each as a batch of its own.
+
+    Args:
+        logits: as of :func:`compute_arrays`.
+        target: as of :func:`compute_arrays`.
+        criterion: the loss; ``EdgeAwareLoss()`` if None.
+        details: add those of a report.
+        said: is called with what is being computed.
+    """
+    logits, target = batched(logits, target)
+    count, pairs = _NEIGHBORS * details, _MAX_PAIRS // len(target)
+    return [
+        examine(read_scene(x[None], y[None], criterion), said, neighbors=count, most_pairs=pairs)
+        for x, y in zip(logits, target, strict=True)
+    ]
+
+
+def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62) -> Arrays:
     """Return the arrays of a scene, with the details if ``neighbors`` are asked for.
 
     Args:
         scene: the images.
-        pool: to look at bands of rows in.
         said: is called with what is being computed.
         neighbors: how many to find of each edge pixel.
         most_pairs: how many to return of all together; but at least one of each edge pixel.
     """
+    labels = scene.labels()
     terms, gradient, region = _gradients(scene, said)
     whole: dict[str, npt.NDArray[Any]] = {}
     scene.cells  # noqa: B018, which several threads would compute at once
@@ -193,19 +228,25 @@ def examine(
             whole[name][..., band[0], :] = part
         return near
 
-    bands, found = scene.bands(), []
-    for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
-        said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
-        found.append(near)
+    with workers() as pool:
+        distance = None
+        if neighbors and scene.criterion.decay is None:
+            far = _FAR[labels.size > LARGE]
+            distance = pool.submit(boundary_distance, labels, ignore_index=-1, max_distance=far)
+        bands, found = scene.bands(), []
+        for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
+            said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
+            found.append(near)
     details = None
     if neighbors:
-        joined = join_neighbors(cast("list[Neighbors]", found))
-        count = max(most_pairs // max(joined.nll.shape[1], 1), 1)
-        joined = Neighbors(*(values[..., :count, :] for values in joined))
-        details = Details(whole.pop("others"), whole.pop("probabilities"), joined)
+        joined = [np.concatenate(values, -1) for values in zip(*cast("list[Neighbors]", found), strict=True)]
+        count = max(most_pairs // max(joined[0].shape[-1], 1), 1)
+        near = Neighbors(*(values[..., :count, :] for values in joined))
+        exact = None if distance is None else distance.result()
+        details = Details(whole.pop("others"), whole.pop("probabilities"), near, exact)
     return Arrays(
         classes=max(2, scene.logits.shape[1]),
-        target=scene.labels(),
+        target=labels,
         prediction=whole.pop("prediction"),
         terms=terms,
         maps=whole,
@@ -220,37 +261,44 @@ def _examine_band(
     scene: Scene, rows: slice, around: slice, neighbors: int
 ) -> tuple[dict[str, npt.NDArray[Any]], Neighbors | None]:
     """Return the arrays of a band of rows by name, and the neighbors of its edge pixels if they are asked for."""
-    own = slice(rows.start - around.start, rows.stop - around.start)
-    options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
-    x, y, valid = scene.logits_of(around), scene.y[:, around], scene.valid[:, around]
-    result = edge_aware_loss(x, scene.target[:, around], **options, return_maps=True)
-    maps = cast("tuple[Tensor, LossMaps]", result)[1]
-    x = reference.readable_logits(x, valid)
-    values = {name: part[:, own] for name, part in maps._asdict().items() if part is not None}
-    classes, probabilities = _most_probable(x[:, :, own], _TOP if neighbors else 1)
-    values["prediction"] = classes[0].to(torch.int32)
-    near = None
+    criterion, own = scene.criterion, slice(rows.start - around.start, rows.stop - around.start)
+    options = Options.from_attributes(criterion)
+    given = inputs.Given(criterion.weight)
+    checked = inputs.check_inputs(scene.logits_of(around), scene.target[:, around], options, given)
+    y, valid = scene.y[:, around], scene.valid[:, around]
+    x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
+    mask = torch.zeros_like(valid)
+    mask[:, own] = neighborhoods.find_edges(y, valid, radius)[:, own]
+    distance = neighborhoods.neighbor_distance(checked, y, valid, mask, options.decay, everywhere=True)
+    log_w = neighborhoods.log_weights(distance, options.decay)
+    pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
+    power = 0.0 if abs(options.power) <= NO_POWER else options.power
+    sides, near = find_neighbors(pairs, power, neighbors, y.shape[-1])
+    x, y, valid, mask = x[:, :, own], y[:, own], valid[:, own], mask[:, own]
+    _, cross_entropy = reference.cross_entropy_map(x, y, valid, checked.weight, options.label_smoothing)
+    same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
+    shown = None if distance is None else distance[:, own].to(x.dtype)
+    maps = reduction.loss_maps(TermMaps(cross_entropy, same_side, other_side, mask, shown), options)
+    values = {name: part for name, part in maps._asdict().items() if part is not None}
+    prediction = x.max(1)
+    values["prediction"] = prediction.indices.to(torch.int32).masked_fill_(prediction.values.isnan(), -1)
     if neighbors:
-        values |= {"others": classes[1:], "probabilities": probabilities}
-        edges = torch.zeros_like(maps.edge_mask)
-        edges[:, own] = maps.edge_mask[:, own]
-        near = find_neighbors(x, y, valid, edges, maps.distance, scene.criterion, neighbors)
+        values["others"], values["probabilities"] = _most_probable(x, prediction.indices)
     return {name: part.cpu().numpy() for name, part in values.items()}, near
 
 
 def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
     """Return several images as one batch, with the terms of the first and without details."""
-
-    def joined(values: Sequence[Any]) -> Any:  # noqa: ANN401
-        return values[0] if len(values) == 1 else np.concatenate(values)
-
+    if len(parts) == 1:
+        return parts[0]
     first = parts[0]
-    return first._replace(
-        target=joined([part.target for part in parts]),
-        prediction=joined([part.prediction for part in parts]),
-        maps={name: joined([part.maps[name] for part in parts]) for name in first.maps},
-        gradient=joined([part.gradient for part in parts]),
-        region=None if first.region is None else joined([part.region for part in parts]),
+    return dataclasses.replace(
+        first,
+        target=np.concatenate([part.target for part in parts]),
+        prediction=np.concatenate([part.prediction for part in parts]),
+        maps={name: np.concatenate([part.maps[name] for part in parts]) for name in first.maps},
+        gradient=np.concatenate([part.gradient for part in parts]),
+        region=None if first.region is None else np.concatenate([part.region for part in parts]),
         details=None,
     )
 
@@ -296,35 +344,21 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return norm.sqrt_()
 
 
-def _most_probable(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the most probable classes and their probabilities, both [T, B, *, W], of logits [B, C, *, W].
+def _most_probable(x: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most probable classes after the prediction, and the probabilities of all, of logits [B, C, H, W].
 
-    T is ``count``, or the number of classes. The class is -1 where a logit is nan, or for a probability of 0; of equal
-    logits, it is the first.
+    A class is -1 where a logit is nan, or for a probability of 0; of equal logits, the first one comes first.
     """
-    rows = max(1, _CHUNK // (x.shape[0] * x.shape[1] * x.shape[3]))
-    parts = [_largest(part, min(count, x.shape[1])) for part in torch.split(x, rows, 2)]
-    classes, probabilities = (torch.cat(values, 2) for values in zip(*parts, strict=True))
-    return classes, probabilities
-
-
-def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    channels = x.shape[1]
-    # A maximum and a comparison take a third of the time of a maximum with its index, and topk takes longer.
-    falling = torch.arange(channels, 0, -1, dtype=torch.uint8 if channels <= 255 else torch.int32, device=x.device)
-    highest = value = x.amax(1, keepdim=True)
-    total = (x - highest).exp().sum(1)
-    classes, values, left = [], [], x.clone()
-    for _ in range(count):
-        at = channels - ((left == value) * falling[:, None, None]).amax(1, keepdim=True).to(torch.int64)
-        classes.append(at[:, 0])
-        values.append((value - highest)[:, 0])
-        left.scatter_(1, at.clamp(max=channels - 1), -torch.inf)  # nothing equals nan
-        value = left.amax(1, keepdim=True)
-    probabilities = torch.stack(values).exp() / total
-    dtype = torch.int16 if channels < 2**15 else torch.int32
-    absent = highest[:, 0].isnan() | (probabilities == 0)
-    return torch.stack(classes).to(dtype).masked_fill_(absent, -1), probabilities
+    left, classes = x.clone(), [prediction[:, None]]
+    for _ in range(min(_TOP, x.shape[1]) - 1):
+        left.scatter_(1, classes[-1], -torch.inf)
+        classes.append(left.max(1, keepdim=True).indices)
+    found = torch.cat(classes, 1)
+    probabilities = x.softmax(1).gather(1, found)
+    dtype = torch.int16 if x.shape[1] < 2**15 else torch.int32
+    absent = x.gather(1, found[:, :1]).isnan() | (probabilities == 0)
+    others = found.to(dtype).masked_fill_(absent, -1)[:, 1:]
+    return others.movedim(1, 0), probabilities.movedim(1, 0)
 
 
 def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> Scene:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
+from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, error_picture, picture_of_labels, reduce_blocks
-from edgeloss.viz.examined import Examined
 from edgeloss.viz.palette import NOTHING, VOID
 from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_figures, small_jpeg
 
@@ -124,14 +124,14 @@ def _card(item: Item, keys: Sequence[str], classes: int) -> pages.Part:
 
 
 def index_item(
-    name: str, examined: Sequence[Examined], images: Sequence[npt.NDArray[np.uint8] | None], link: str
+    name: str, examined: Sequence[Arrays], images: Sequence[npt.NDArray[np.uint8] | None], link: str
 ) -> Item:
     """Return what an index shows of a page; of several slices their mean figures, and the middle one."""
     total = functools.reduce(Scores.plus, (one.scores for one in examined))
     keys = examined[0].figures
     figures = {key: mean_of_present([one.figures[key] for one in examined]) for key in keys} | total.means
     middle = len(examined) // 2
-    arrays = examined[middle].arrays
+    arrays = examined[middle]
     picture = small_jpeg(error_picture(arrays.target[0], arrays.prediction[0], images[middle]))
     return Item(name, [figures], [total], {"": picture}, link)
 
@@ -140,7 +140,7 @@ def index_item(
 
 
 def compare_item(
-    name: str, image: npt.NDArray[np.uint8] | None, runs: Mapping[str, Examined], colors: npt.NDArray[Any]
+    name: str, image: npt.NDArray[np.uint8] | None, runs: Mapping[str, Arrays], colors: npt.NDArray[Any]
 ) -> Item:
     """Return an image under two networks, with its large pictures.
 
@@ -151,9 +151,9 @@ def compare_item(
         colors: [C, 3] in [0, 1].
     """
     before, after = runs
-    first, second = (one.arrays for one in runs.values())
+    first, second = runs.values()
     truth = first.target[0]
-    small = {f"{run}: wrong pixels": error_picture(truth, one.arrays.prediction[0], image) for run, one in runs.items()}
+    small = {f"{run}: wrong pixels": error_picture(truth, one.prediction[0], image) for run, one in runs.items()}
     small["difference"] = _difference(truth, first.prediction[0], second.prediction[0], image)
     edges, most = _edge_difference(truth, first.maps["edge"][0], second.maps["edge"][0])
     large = {} if image is None else {"image": image}

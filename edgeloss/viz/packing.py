@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss.viz.arrays import Arrays
+from edgeloss.viz.arrays import LARGE, Arrays
 from edgeloss.viz.coloring import ColoredMap
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
-LARGE = 2**21  # pixels
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
 _EXACT_LAYERS = ("gradient", "region", "distance")  # whose small values matter: they have no smallest step

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import Arrays, Said, keep_silent, stack_arrays, workers
+from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
 from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, rgb_images
-from edgeloss.viz.examined import Examined, examine_images
-from edgeloss.viz.packing import LARGE, MAX_BYTES, Content, Precision, pack_images
-from edgeloss.viz.scores import FIGURES, Scores, mistakes, shown, shown_figures, sum_by_class, worst_places
+from edgeloss.viz.packing import MAX_BYTES, Content, Precision, pack_images
+from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
 _LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
@@ -82,7 +81,7 @@ def report(
 
 
 def draw_report(
-    examined: Sequence[Examined],
+    examined: Sequence[Arrays],
     criterion: EdgeAwareLoss | None,
     image: Tensor | None,
     class_names: Sequence[str] | None,
@@ -94,7 +93,7 @@ def draw_report(
     said: Said,
 ) -> str:
     """Return the page about images that were examined with details; the other arguments are those of :func:`report`."""
-    arrays = stack_arrays([one.arrays for one in examined])
+    arrays = stack_arrays(examined)
     classes = class_labels(class_names, arrays.classes)
     colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
     said("colors")
@@ -103,7 +102,7 @@ def draw_report(
             [] if image is None else [pool.submit(_picture_uri, one) for one in rgb_images(image, arrays.target.shape)]
         )
         abouts = [pool.submit(_about_image, one, classes, colors) for one in examined]
-        exact = [one.distance for one in examined if one.distance is not None]
+        exact = [one.details.distance for one in examined if one.details and one.details.distance is not None]
         distance = np.concatenate(exact) if len(exact) > 1 else exact[0] if exact else None
         keys = [key for key in _LAYERS if key != "distance" or exact or key in arrays.maps]
         layers = color_maps(arrays, keys, distance, pool.map)
@@ -111,7 +110,7 @@ def draw_report(
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
         room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(map(len, pictures))
-        contents = [Content(one.arrays, layers, index) for index, one in enumerate(examined)]
+        contents = [Content(one, layers, index) for index, one in enumerate(examined)]
         packed, precision = pack_images(contents, room, pool)
         images = [
             about.result()
@@ -136,7 +135,7 @@ def draw_report(
         [viewer],
         subtitle=f"{size} pixels · {arrays.classes} classes",
         links=links,
-        footer=_footer(precision, [one.arrays for one in examined]),
+        footer=_footer(precision, examined),
     )
 
 
@@ -152,13 +151,13 @@ def _picture_uri(rgb: npt.NDArray[np.uint8]) -> str:
     return pages.data_uri(file.getvalue(), kind)
 
 
-def _about_image(examined: Examined, names: Sequence[str], colors: Sequence[str]) -> dict[str, Any]:
+def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> dict[str, Any]:
     """Return what the page shows next to the views."""
-    arrays, scores, target = examined.arrays, examined.scores, examined.arrays.target[0]
+    scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.tiles(shown_figures(examined.figures)),
-        "table": _table(arrays, scores, names, colors),
+        "tiles": pages.tiles(shown_figures(arrays.figures)),
+        "table": _table(arrays, names, colors),
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": int((scores.pixels - scores.correct).sum())},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.pixels + scores.predicted).tolist()],
         "mistakes": mistakes(target, arrays.prediction[0]),
@@ -180,9 +179,9 @@ def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:
     return f"{about} · {many}" if many else about
 
 
-def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> pages.Part:
+def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages.Part:
     """Return a row per class that occurs in the image."""
-    edges = arrays.maps["edge_mask"]
+    scores, edges = arrays.scores, arrays.maps["edge_mask"]
     on_edges = arrays.target[edges]
 
     def mean(labels: _Array, values: _Array) -> _Array:

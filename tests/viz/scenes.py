@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz.arrays import Arrays, Details, examine, read_scene, workers
+from edgeloss.viz.arrays import Arrays, Details, examine, read_scene
 
 MARKUP = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 
@@ -47,7 +47,6 @@ def examined(
     logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, **options: Any
 ) -> tuple[Arrays, Details]:
     """Examine a scene with its details."""
-    with workers() as pool:
-        arrays = examine(read_scene(logits, target, criterion), pool, **({"neighbors": 1} | options))
+    arrays = examine(read_scene(logits, target, criterion), **({"neighbors": 1} | options))
     assert arrays.details is not None
     return arrays, arrays.details

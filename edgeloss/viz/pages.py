@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from edgeloss.viz.coloring import CMAP
-from edgeloss.viz.packing import CODES
+from edgeloss.viz.packing import Code
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 
 Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
@@ -56,7 +56,7 @@ def page(
         "links": [[text, file_link(name)] for text, name in (links or {}).items()],
         "parts": list(parts),
         "footer": " · ".join(filter(None, (f"edgeloss {version('edgeloss')}", footer))),
-        "codes": CODES,
+        "codes": {code.name: code.value for code in Code},
         "special": {name: to_hex(color) for name, color in _SPECIAL.items()},
         "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
     }

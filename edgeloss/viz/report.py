@@ -16,7 +16,7 @@ from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
 from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, rgb_images
-from edgeloss.viz.packing import MAX_BYTES, Content, Precision, pack_images
+from edgeloss.viz.packing import MAX_BYTES, Precision, pack_images
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
@@ -110,8 +110,7 @@ def draw_report(
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
         room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(map(len, pictures))
-        contents = [Content(one, layers, index) for index, one in enumerate(examined)]
-        packed, precision = pack_images(contents, room, pool)
+        packed, precision = pack_images(examined, layers, room, pool)
         images = [
             about.result()
             | numbers

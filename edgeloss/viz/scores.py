@@ -93,7 +93,8 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
         [0.5, 0.5]
     """
     void = target < 0
-    labels = np.stack([prediction, target]).astype(np.int16 if classes < 2**15 else np.int32)  # narrow ones are faster
+    labels = np.empty((2, *target.shape), np.int16 if classes < 2**15 else np.int32)  # narrow ones are faster
+    labels[:] = prediction, target
     found, truth = labels
     found[void] = -1
     counts = [sum_by_class(values, classes) for values in (truth, found, np.where(truth == found, truth, -1))]
@@ -182,7 +183,8 @@ def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dic
     rows, columns = losses.shape
     size = min(max(round(min(rows, columns) / 12), 8), 64)
     starts = [np.arange(0, length, size) for length in losses.shape]
-    sums = np.add.reduceat(np.add.reduceat(losses, starts[0], axis=0, dtype=np.float64), starts[1], axis=1)
+    lines = np.stack([losses[top : top + size].sum(0, dtype=np.float64) for top in starts[0]])  # faster than reduceat
+    sums = np.add.reduceat(lines, starts[1], axis=1)
     places: list[tuple[int, int]] = []
     order = np.argsort(-np.nan_to_num(sums, nan=np.inf), axis=None, kind="stable")
     for block in order[: np.count_nonzero(sums)]:

@@ -17,7 +17,7 @@ from scenes import MARKUP, large_image, patches
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.coloring import error_picture
-from edgeloss.viz.packing import FIRST_NUMBER, IGNORED, OFF_EDGES
+from edgeloss.viz.packing import Code
 from edgeloss.viz.scores import compute_scores, mistakes, shown_figures, small_jpeg, worst_places
 
 
@@ -35,8 +35,8 @@ def test_the_page_holds_the_maps() -> None:
         for name, size in (("gradient", alone.gradient), ("region", alone.region)):
             np.testing.assert_allclose(decoded(image["arrays"][name]), size[0], rtol=2**-9, atol=1e-37, err_msg=name)
         codes = raw_codes(image["arrays"]["edge"])
-        np.testing.assert_array_equal(codes == IGNORED, computed.target[index] < 0)
-        np.testing.assert_array_equal(codes >= FIRST_NUMBER, computed.maps["edge_mask"][index])
+        np.testing.assert_array_equal(codes == Code.IGNORED, computed.target[index] < 0)
+        np.testing.assert_array_equal(codes >= Code.FIRST, computed.maps["edge_mask"][index])
 
 
 def test_non_finite_values_are_stored() -> None:
@@ -53,7 +53,7 @@ def test_non_finite_values_are_stored() -> None:
 def test_an_image_without_an_edge() -> None:
     page = report(torch.randn(3, 8, 8), torch.zeros(8, 8, dtype=torch.int64))
     arrays = carried(page)["images"][0]["arrays"]
-    assert (raw_codes(arrays["edge"]) == OFF_EDGES).all()
+    assert (raw_codes(arrays["edge"]) == Code.OFF_EDGES).all()
     assert np.isinf(decoded(arrays["distance"])).all()
     report(torch.randn(3, 8, 8), torch.full((8, 8), -100))  # all ignored
 

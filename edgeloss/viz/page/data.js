@@ -1,7 +1,7 @@
 // The numbers of a report: unpack them, and filter pixels.
 
 const { names, colors, images } = data.parts.find(({ kind }) => kind === "viewer") ?? { names: [], colors: [], images: [] };
-const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE, REACH } = data.codes; // those below FIRST are no numbers
+const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE } = data.codes; // those below FIRST are no numbers
 
 // A code holds the exponent and eight bits of the significand of a float32.
 const NUMBERS = new Float32Array(Uint32Array.from({ length: 65536 }, (_, code) => Math.max(code - FIRST, 0) << 15).buffer);
@@ -19,6 +19,7 @@ const decode = async (kind, text) => {
   const bytes = await unpack(text);
   if (kind === "uint8") return bytes;
   if (kind === "uint16") return new Uint16Array(bytes.buffer);
+  if (kind === "int16") return new Int16Array(bytes.buffer);
   const count = bytes.length / 2;
   const values = new Uint16Array(count);
   for (let i = 0; i < count; i++) values[i] = (bytes[i] << 8) | bytes[count + i];

@@ -11,7 +11,7 @@ const named = (label, absent) => {
 const neighbors = (y, x) =>
   image
     .neighborsAt(y, x)
-    .map(({ down, right, nll, share }) => ({ down: down - REACH, right: right - REACH, nll: NUMBERS[nll], share: NUMBERS[share] }))
+    .map(({ down, right, nll, share }) => ({ down, right, nll: NUMBERS[nll], share: NUMBERS[share] }))
     .filter(({ down, right }) => down || right)
     .map((one) => {
       const label = labelAt("truth", y + one.down, x + one.right);

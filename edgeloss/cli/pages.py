@@ -14,7 +14,7 @@ from edgeloss.cli.options import loss_options
 from edgeloss.io import InputError, Rgb, read_palette
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.arrays import Arrays, examine_images, stack_arrays
-from edgeloss.viz.coloring import class_colors
+from edgeloss.viz.coloring import class_colors, read_look
 from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.report import draw_report
@@ -66,21 +66,20 @@ class Painter:
         """Examine each picture of a case."""
         return examine_images(case.logits, case.target, self.criterion, details=details, said=said)
 
-    def draw(
-        self, case: Case, suffix: str, links: Mapping[str, str] | None, said: Said
-    ) -> tuple[bytes, list[Arrays]]:
+    def draw(self, case: Case, suffix: str, links: Mapping[str, str] | None, said: Said) -> tuple[bytes, list[Arrays]]:
         """Return the content of a file with this suffix, and what it shows; a report has the links."""
         examined = self.examine(case, said, details=suffix == ".html")
         title = printable(f"{case.name}: {case.interpretation}")
-        look = case.image, self.reader.names, self.palette(case.classes), title
+        arrays = stack_arrays(examined)
+        look = read_look(arrays, case.image, self.reader.names, self.palette(case.classes), title)
         if suffix == ".html":
-            page = draw_report(examined, self.criterion, *look, links=links, names=case.slices, said=said)
+            page = draw_report(examined, self.criterion, look, links=links, names=case.slices, said=said)
             return page.encode(), examined
         said("drawing")
         shown = {name: getattr(self._options, name) for name in ("terms", "contours", "width")}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            figure = draw_panel(stack_arrays(examined), *look, **shown)
+            figure = draw_panel(arrays, look, **shown)
             return figure.content(suffix, dpi=self._options.dpi), examined
 
     def palette(self, classes: int) -> list[Rgb] | None:

@@ -29,13 +29,33 @@ CMAP_DIFFERENCE = LinearSegmentedColormap.from_list("difference", [(0.13, 0.55, 
 
 _MOST_VALUES = 2**22  # that a range of colors is computed from
 
-_NAMES = {
-    "cross_entropy": "cross-entropy",
-    "same_side": "same side",
-    "other_side": "other side",
-    "edge": "edge map",
-    "gradient": "|gradient|",
-    "region": "|region gradient|",
+
+class Kind(NamedTuple):
+    """What is known of a map without its numbers.
+
+    Attributes:
+        name: to be shown.
+        unit: of the values.
+        nothing: what black means.
+        outline: the color of the borders between the true labels.
+        log: the colors are those of log10; the statistics remain those of the values.
+    """
+
+    name: str
+    unit: str = ""
+    nothing: str = "off the edges"
+    outline: str = "black"
+    log: bool = False
+
+
+_KINDS = {
+    "cross_entropy": Kind("cross-entropy", "nats", "", "white"),
+    "same_side": Kind("same side", "nats"),
+    "other_side": Kind("other side", "nats"),
+    "edge": Kind("edge map", "nats"),
+    "distance": Kind("distance", "", "far", "white"),
+    "gradient": Kind("|gradient|", "", "zero", "white", log=True),
+    "region": Kind("|region gradient|", "", "zero", "white", log=True),
 }
 
 
@@ -44,21 +64,18 @@ class ColoredMap(NamedTuple):
 
     Attributes:
         key: of the map, as in :class:`edgeloss.LossMaps`.
-        name: to be shown.
+        kind: its name and more.
         stats: one line of text per image.
         raw: [B, h, w], as given.
         void: [B, h, w] bool, drawn gray.
         nothing: [B, h, w] bool, drawn black.
-        low: the lowest value of the color range.
+        low: the lowest value of the color range, of logarithms if the kind says so.
         high: the highest.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
-        outline: the color of the borders between the true labels.
-        unit: of the values.
-        log: the colors are those of log10, and so are ``low`` and ``high``.
     """
 
     key: str
-    name: str
+    kind: Kind
     stats: list[str]
     raw: _Array
     void: _Array
@@ -66,15 +83,13 @@ class ColoredMap(NamedTuple):
     low: float
     high: float
     extend: Extend
-    outline: str
-    unit: str
-    log: bool
 
     def values(self, index: int) -> np.ma.MaskedArray[Any, Any]:
         """Return what is colored of one image, masked where not finite."""
         raw = self.raw[index]
-        values = np.log10(np.maximum(raw, np.nextafter(0, 1))) if self.log else raw  # finite at 0, which is drawn black
-        return np.ma.array(values, mask=~np.isfinite(raw))
+        if self.kind.log:
+            return np.ma.array(np.log10(np.maximum(raw, np.nextafter(0, 1))), mask=~np.isfinite(raw))  # 0 is black
+        return np.ma.array(raw, mask=~np.isfinite(raw))
 
 
 def color_maps(
@@ -88,7 +103,7 @@ def color_maps(
     Args:
         arrays: of the batch.
         keys: of the maps; ``"region"``, the gradient of the region term, is left out if the term has no weight.
-        distance: [B, H, W], instead of that of the loss.
+        distance: [B, H, W], in pixels, instead of that of the loss.
         mapped: a function like ``map``, to compute them with.
     """
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
@@ -97,17 +112,21 @@ def color_maps(
         if key in ("gradient", "region"):
             return color_gradient(key, arrays.gradient if key == "gradient" else cast(Any, arrays.region), void)
         if key == "cross_entropy":
-            return color_map(key, arrays.maps[key], ~void, void, np.zeros_like(void), unit="nats")
+            return color_map(key, arrays.maps[key], ~void, void, np.zeros_like(void))
         if key != "distance":
-            return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
-        raw = arrays.maps[key] if distance is None else distance  # the former in units of the spacing of the loss
-        # Infinite distances are drawn black: they mean no other label within the search radius.
-        far = np.isinf(raw)
-        unit = "" if distance is None else "px"
-        drawn = color_map(key, np.where(far, 0, raw), ~far & ~void, void, far & ~void, unit=unit)
-        return drawn._replace(raw=raw)
+            return color_map(key, arrays.maps[key], edges, void, ~edges & ~void)
+        if distance is None:  # in units of the spacing of the loss
+            return color_distance(arrays.maps[key], void)
+        drawn = color_distance(distance, void)
+        return drawn._replace(kind=drawn.kind._replace(unit="px"))
 
     return list(mapped(colored, [key for key in keys if key != "region" or arrays.region is not None]))
+
+
+def color_distance(values: _Array, void: _Array) -> ColoredMap:
+    """Return a map of distances; those that are infinite mean no other label within the search radius."""
+    far = np.isinf(values)
+    return color_map("distance", values, ~far & ~void, void, far)
 
 
 def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
@@ -116,20 +135,10 @@ def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
     if void.shape != norm.shape:
         # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
         void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & zero
-    return color_map(key, norm, ~void, void, zero & ~void, log=True)
+    return color_map(key, norm, ~void, void, zero & ~void)
 
 
-def color_map(
-    key: str,
-    values: _Array,
-    counted: _Array,
-    void: _Array,
-    nothing: _Array,
-    *,
-    outline: str = "white",
-    unit: str = "",
-    log: bool = False,
-) -> ColoredMap:
+def color_map(key: str, values: _Array, counted: _Array, void: _Array, nothing: _Array) -> ColoredMap:
     """Return a map with its statistics and the range of its colors.
 
     Mean, maximum and color range are computed over the finite values in ``counted``.
@@ -140,14 +149,11 @@ def color_map(
         counted: [B, h, w] bool, the pixels to measure.
         void: [B, h, w] bool, the pixels to draw gray.
         nothing: [B, h, w] bool, the pixels to draw black.
-        outline: the color of the borders between the true labels.
-        unit: of the values.
-        log: color log10 of the values; the statistics remain those of the values.
     """
-    stats, measured = [], []
-    for image, inside in zip(values, counted, strict=True):
+    kind, stats, measured = _KINDS[key], [], []
+    for image, inside, black in zip(values, counted, nothing, strict=True):
         finite = np.isfinite(image)
-        failed = finite.size - np.count_nonzero(finite)
+        failed = np.count_nonzero(~finite & ~black)
         numbers = image[inside & finite if failed else inside]
         measured.append(numbers)
         # Dividing first keeps the sum from overflowing.
@@ -155,8 +161,8 @@ def color_map(
         line = f"mean {mean:.3g} · max {numbers.max():.3g}" if numbers.size else "nothing to measure"
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
-    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), log)
-    return ColoredMap(key, _NAMES.get(key, key), stats, values, void, nothing, low, high, extend, outline, unit, log)
+    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log)
+    return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend)
 
 
 def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
@@ -250,16 +256,47 @@ def color_bytes(color: npt.ArrayLike) -> npt.NDArray[np.uint8]:
     return np.asarray(np.rint(255 * np.asarray(color)), dtype=np.uint8)
 
 
-def rgb_images(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return the caller's images as [B, H, W, 3].
+class Look(NamedTuple):
+    """How a caller wants images to be shown.
 
-    Args:
-        image: [B, 3, H, W] or [3, H, W], or with one gray channel; floating in [0, 1] or uint8.
-        shape: (B, H, W) of the target.
+    Attributes:
+        images: [B, H, W, 3], or None.
+        names: of the classes.
+        colors: of the classes, [C, 3] in [0, 1].
+        title: of the figure or page.
+    """
+
+    images: npt.NDArray[np.uint8] | None
+    names: list[str]
+    colors: _Array
+    title: str | None
+
+
+def read_look(
+    arrays: Arrays,
+    image: Tensor | None,
+    class_names: Sequence[str] | None,
+    palette: Sequence[Any] | _Array | None,
+    title: str | None,
+) -> Look:
+    """Check the arguments of :func:`edgeloss.viz.panel` that are not of the loss.
 
     Raises:
-        ValueError: if the image has another shape or range.
+        TypeError: if the image is no tensor.
+        ValueError: if the image has another shape or range, or if there are too few names or colors.
     """
+    images = None if image is None else _rgb_images(image, arrays.target.shape)
+    colors = class_colors(palette, arrays.classes)
+    names = [str(c) for c in range(arrays.classes)] if class_names is None else [str(name) for name in class_names]
+    if len(names) < arrays.classes:
+        raise ValueError(
+            f"class_names: expected at least {arrays.classes} names, but got {len(names)}; pass one per class, or None"
+        )
+    return Look(images, names, colors, title)
+
+
+def _rgb_images(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the caller's images as [B, H, W, 3], of a target of ``shape``."""
     if not isinstance(image, Tensor):
         raise TypeError(f"image: expected a tensor, but got {hints.not_a_tensor('image', image)}")
     pictures = image[None] if image.ndim == 3 else image
@@ -301,17 +338,3 @@ def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array
     is_integer = [not isinstance(color, str) and np.asarray(color).dtype.kind in "iu" for color in palette]
     scaled = [tuple(np.asarray(c) / 255) if integer else c for c, integer in zip(palette, is_integer, strict=True)]
     return np.array([to_rgb(color) for color in scaled[:classes]])
-
-
-def class_labels(class_names: Sequence[str] | None, classes: int) -> list[str]:
-    """Return the caller's class names, or by default the class indices.
-
-    Raises:
-        ValueError: if there are too few names.
-    """
-    names = [str(c) for c in range(classes)] if class_names is None else [str(name) for name in class_names]
-    if len(names) < classes:
-        raise ValueError(
-            f"class_names: expected at least {classes} names, but got {len(names)}; pass one per class, or None"
-        )
-    return names

@@ -100,7 +100,7 @@ def _pack(
             texts.append(base64.b64encode(zlib.compress(content.tobytes(), _LEVELS[math.prod(shape) > LARGE])).decode())
             if layer is not None:
                 counts += np.bincount(codes.ravel(), minlength=2**16)
-        bins = None if layer is None else histogram(counts, log=layer.log)
+        bins = None if layer is None else histogram(counts, log=layer.kind.log)
         return {"kind": kind, "shape": shape, "bands": texts}, bins
 
     stored = _arrays(image, layers, at, precision)

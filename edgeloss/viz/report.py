@@ -15,13 +15,12 @@ from torch import Tensor
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
-from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, rgb_images
+from edgeloss.viz.coloring import ColoredMap, Look, color_maps, read_look
 from edgeloss.viz.packing import MAX_BYTES, Precision, pack_images
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
 _LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
-_NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
 
 
 def report(
@@ -77,16 +76,14 @@ def report(
         (True, False)
     """
     examined = examine_images(logits, target, criterion, details=True, said=said)
-    return draw_report(examined, criterion, image, class_names, palette, title, links=links, names=names, said=said)
+    look = read_look(stack_arrays(examined), image, class_names, palette, title)
+    return draw_report(examined, criterion, look, links=links, names=names, said=said)
 
 
 def draw_report(
     examined: Sequence[Arrays],
     criterion: EdgeAwareLoss | None,
-    image: Tensor | None,
-    class_names: Sequence[str] | None,
-    palette: Sequence[Any] | npt.NDArray[Any] | None,
-    title: str | None,
+    look: Look,
     *,
     links: Mapping[str, str] | None,
     names: Sequence[str] | None,
@@ -94,29 +91,26 @@ def draw_report(
 ) -> str:
     """Return the page about images that were examined with details; the other arguments are those of :func:`report`."""
     arrays = stack_arrays(examined)
-    classes = class_labels(class_names, arrays.classes)
-    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
+    colors = [to_hex(color) for color in look.colors]
     said("colors")
     with workers() as pool:
-        drawn = (
-            [] if image is None else [pool.submit(_picture_uri, one) for one in rgb_images(image, arrays.target.shape)]
-        )
-        abouts = [pool.submit(_about_image, one, classes, colors) for one in examined]
+        drawn = [None] * len(examined) if look.images is None else pool.map(_picture_uri, look.images)
+        abouts = [pool.submit(_about_image, one, look.names, colors) for one in examined]
         exact = [one.details.distance for one in examined if one.details and one.details.distance is not None]
         distance = np.concatenate(exact) if len(exact) > 1 else exact[0] if exact else None
         keys = [key for key in _LAYERS if key != "distance" or exact or key in arrays.maps]
         layers = color_maps(arrays, keys, distance, pool.map)
-        pictures = [one.result() for one in drawn]
+        pictures = list(drawn)
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
-        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(map(len, pictures))
+        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(len(picture or "") for picture in pictures)
         packed, precision = pack_images(examined, layers, room, pool)
         images = [
             about.result()
             | numbers
             | {
                 "name": f"{index + 1} of {len(examined)}" if names is None else names[index],
-                "picture": pictures[index] if pictures else None,
+                "picture": pictures[index],
                 "layers": [_about_layer(layer, index) for layer in layers],
             }
             for index, (about, numbers) in enumerate(zip(abouts, packed, strict=True))
@@ -124,13 +118,13 @@ def draw_report(
     viewer = {
         "kind": "viewer",
         "loss": " ".join(str(EdgeAwareLoss() if criterion is None else criterion).split()),
-        "names": classes[: arrays.classes],
+        "names": look.names[: arrays.classes],
         "colors": colors,
         "images": images,
     }
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
-        "edgeloss report" if title is None else title,
+        "edgeloss report" if look.title is None else look.title,
         [viewer],
         subtitle=f"{size} pixels · {arrays.classes} classes",
         links=links,
@@ -166,8 +160,8 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    about = {name: getattr(layer, name) for name in ("key", "name", "low", "high", "log", "unit", "extend")}
-    return about | {"stats": layer.stats[index], "nothing": _NOTHING.get(layer.key, "off the edges")}
+    about = {"key": layer.key, "low": layer.low, "high": layer.high, "extend": layer.extend}
+    return about | layer.kind._asdict() | {"stats": layer.stats[index]}
 
 
 def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:

@@ -55,7 +55,6 @@ def log_maps(
         counted = np.ones_like(mask) if name == "cross_entropy" else mask
         if name == "distance":  # inf means beyond the search radius
             counted = np.isfinite(array)
-            array = np.where(counted, array, 0)
         colored = color_map(name, array, counted, np.zeros_like(mask), ~counted)
         if high is not None:
             colored = colored._replace(low=0.0, high=high)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
@@ -20,7 +21,7 @@ from edgeloss import hints, inputs, neighborhoods, reduction, reference
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import NO_POWER, Options, radius_per_axis
+from edgeloss.options import NO_POWER, Options, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import TermMaps
 from edgeloss.viz.neighbors import Neighbors, find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
@@ -136,8 +137,11 @@ class Scene:
     def bands(self) -> list[tuple[slice, slice]]:
         """Return bands of rows, and each with the rows around it that its terms read: memory is that of one band."""
         (batch, height, width), channels = self.y.shape, self.logits.shape[1]
-        # A neighbor may be a radius away, and its distance that of a label two more away.
-        around = radius_per_axis(self.criterion.radius, 2)[0] * (1 if self.criterion.decay is None else 3)
+        radius, spacing = radius_per_axis(self.criterion.radius, 2), spacing_per_axis(self.criterion.spacing, 2)
+        around = radius[0]
+        if self.criterion.decay is not None:  # a neighbor may be a radius away, and its distance this long
+            lengths = (2 * r * s for r, s in zip(radius, spacing, strict=True))
+            around += int(math.hypot(*lengths) / spacing[0])
         rows = max(_BAND // (batch * channels * width), 4 * around, 1)
         return [
             (slice(row, min(row + rows, height)), slice(max(row - around, 0), row + rows + around))

@@ -154,9 +154,9 @@ def _arrays(image: Arrays, layers: Sequence[ColoredMap], at: int, precision: Pre
         stored[f"probability_{rank}"] = floats(probability, bands(len(probability)))
     stored |= {layer.key: colored(layer) for layer in layers}
     near = details.neighbors
-    for name, step in zip(("down", "right"), near.step, strict=True):
-        stored[name] = _Stored("int16", step.T.shape, (step.T[part] for part in on_edges))
-    return stored | {"nll": floats(near.nll.T, on_edges), "share": floats(near.share.T, on_edges)}
+    stored |= {"nll": floats(near.nll.T, on_edges), "share": floats(near.share.T, on_edges)}
+    steps = (_Stored("int16", step.T.shape, map(step.T.__getitem__, on_edges)) for step in near.step)
+    return stored | dict(zip(("down", "right"), steps, strict=True))
 
 
 # -------------------------------------------------------------------------------------------------------------- codes

@@ -151,8 +151,8 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     return {
         "tiles": pages.tiles(shown_figures(arrays.figures)),
         "table": _table(arrays, names, colors),
-        "pixels": {"valid": int(scores.pixels.sum()), "wrong": int((scores.pixels - scores.correct).sum())},
-        "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.pixels + scores.predicted).tolist()],
+        "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
+        "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
         "mistakes": mistakes(target, arrays.prediction[0]),
         "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][0], target, arrays.prediction[0])},
     }
@@ -199,9 +199,6 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
         **{name.replace("_", " "): [shown(value, ".3f") for value in values] for name, values in means.items()},
         "share of edge loss": [shown(value, ".1%") for value in share],
     }
-    rows = [
-        ([names[k], colors[k]], *(cells[k] for cells in columns.values()))
-        for k in range(arrays.classes)
-        if scores.pixels[k] or scores.predicted[k]
-    ]
+    occurring = np.flatnonzero(scores.occurs).tolist()
+    rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]
     return pages.table(("class", *columns), rows, label="Scores and mean terms of each class")

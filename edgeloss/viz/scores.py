@@ -38,28 +38,38 @@ class Scores(NamedTuple):
     """Counts of a prediction, which are added over images, and the scores that follow from them.
 
     Attributes:
-        pixels: [C] valid pixels of each class.
-        predicted: [C] valid pixels predicted as each class.
-        correct: [C] those of them that are right.
-        borders: [4, C] border pixels, as :func:`edgeloss.metrics.functional.boundary_f1_counts` returns them.
+        counts: [7, C], per class: valid pixels, valid pixels predicted as it, those of them that are right, and border
+            pixels as :func:`edgeloss.metrics.functional.boundary_f1_counts` returns them.
     """
 
-    pixels: _Array
-    predicted: _Array
-    correct: _Array
-    borders: _Array
+    counts: _Array
+
+    @property
+    def pixels(self) -> _Array:
+        """The number of valid pixels of each class."""
+        return np.asarray(self.counts[0])
+
+    @property
+    def wrong(self) -> int:
+        """The number of valid pixels predicted as another class."""
+        return int(self.counts[0].sum() - self.counts[2].sum())
+
+    @property
+    def occurs(self) -> npt.NDArray[np.bool_]:
+        """Whether each class occurs among labels or predictions."""
+        return np.asarray((self.counts[:2] > 0).any(0))
 
     @property
     def iou(self) -> _Array:
         """IoU of each class, nan for one that does not occur."""
+        pixels, predicted, correct, *_ = self.counts
         with np.errstate(invalid="ignore"):
-            return np.asarray(self.correct / (self.pixels + self.predicted - self.correct))
+            return np.asarray(correct / (pixels + predicted - correct))
 
     @property
     def boundary_f1(self) -> _Array:
         """Boundary F1 of each class within ``BORDER_RADIUS`` pixels, nan for a class without a border."""
-        counts = torch.from_numpy(self.borders)
-        return f1_from_counts(counts, "f1", "none", None, per_image=False).numpy()[: len(self.pixels)]
+        return f1_from_counts(torch.from_numpy(self.counts[3:]), "f1", "none", None, per_image=False).numpy()
 
     @property
     def means(self) -> dict[str, float]:
@@ -68,12 +78,15 @@ class Scores(NamedTuple):
         return {
             "mean_iou": mean_of_present(self.iou),
             "boundary_f1_1px": mean_of_present(self.boundary_f1),
-            "pixel_accuracy": float(self.correct.sum() / total) if total else math.nan,
+            "pixel_accuracy": float(self.counts[2].sum() / total) if total else math.nan,
         }
 
     def plus(self, other: Scores) -> Scores:
         """Return the counts over both; one of them may know fewer classes."""
-        return Scores(*(_sum(*both) for both in zip(self, other, strict=True)))
+        total = np.zeros(np.maximum(self.counts.shape, other.counts.shape), np.int64)
+        for counts in (self.counts, other.counts):
+            total[:, : counts.shape[1]] += counts
+        return Scores(total)
 
 
 def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
@@ -82,7 +95,7 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     Args:
         target: [B, H, W] labels, -1 at ignored pixels.
         prediction: [B, H, W] labels, -1 where a logit is nan, which counts as wrong.
-        classes: C, the number of classes.
+        classes: C ≥ 2, the number of classes.
 
     Returns:
         The scores.
@@ -101,9 +114,9 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     failed = (found < 0) & ~void
     found[failed] = (truth[failed] + 1) % classes
     borders = boundary_f1_counts(
-        torch.from_numpy(labels), max(classes, 2), BORDER_RADIUS, class_agnostic=False, per_image=False
+        torch.from_numpy(labels), classes, BORDER_RADIUS, class_agnostic=False, per_image=False
     )
-    return Scores(counts[0], counts[1], counts[2], borders.numpy())
+    return Scores(np.stack([*counts, *borders.numpy()]))
 
 
 def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> _Array:
@@ -118,14 +131,6 @@ def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> 
         part = slice(at, at + _PART)
         total += np.bincount(labels[part] + 1, None if values is None else values.ravel()[part], classes + 1)
     return total[1:]
-
-
-def _sum(first: _Array, second: _Array) -> _Array:
-    """Return the sum of two arrays, the shorter one followed by zeros along its last axis."""
-    total = np.zeros((*first.shape[:-1], max(first.shape[-1], second.shape[-1])), first.dtype)
-    total[..., : first.shape[-1]] += first
-    total[..., : second.shape[-1]] += second
-    return total
 
 
 def mean_of_present(values: Any) -> float:  # noqa: ANN401

@@ -38,18 +38,23 @@ class Drawn(NamedTuple):
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Drawn]:
     """Record the panels that would be drawn; test_view_writes_the_format_of_the_suffix draws them."""
     calls: list[Drawn] = []
-    examine = pages.examine_images
+    examine, read_look = pages.examine_images, pages.read_look
     given: list[Any] = []
 
     def note_tensors(*tensors: Any, **options: Any) -> Any:
         given[:] = tensors
         return examine(*tensors, **options)
 
-    def note(arrays: Any, *look: Any, **options: Any) -> TextFigure:
-        calls.append(Drawn(*given, *look, options))
+    def note_look(arrays: Any, *look: Any) -> Any:
+        given.extend(look)
+        return read_look(arrays, *look)
+
+    def note(arrays: Any, look: Any, **options: Any) -> TextFigure:
+        calls.append(Drawn(*given, options))
         return TextFigure(figsize=(1, 1))
 
     monkeypatch.setattr(pages, "examine_images", note_tensors)
+    monkeypatch.setattr(pages, "read_look", note_look)
     monkeypatch.setattr(pages, "draw_panel", note)
     return calls
 

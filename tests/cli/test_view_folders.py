@@ -32,9 +32,9 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """Replace reports, which take a second each and megabytes, by their titles; return the links of each."""
     found: dict[str, dict[str, str]] = {}
 
-    def report(*shown: Any, links: dict[str, str], **options: Any) -> str:
-        found[shown[-1]] = links
-        return str(shown[-1])
+    def report(examined: Any, criterion: Any, look: Any, *, links: dict[str, str], **options: Any) -> str:
+        found[look.title] = links
+        return str(look.title)
 
     monkeypatch.setattr(pages, "draw_report", report)
     return found

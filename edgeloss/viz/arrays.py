@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import math
@@ -21,7 +20,7 @@ from edgeloss import hints, inputs, neighborhoods, reduction, reference
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import NO_POWER, Options, radius_per_axis, spacing_per_axis
+from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import TermMaps
 from edgeloss.viz.neighbors import Neighbors, find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
@@ -43,13 +42,11 @@ class Details(NamedTuple):
             -1 where a logit is nan, or for a class of probability 0.
         probabilities: [T, B, H, W], of the prediction and of the others; nan where a logit is nan.
         neighbors: of the edge pixels.
-        distance: [B, H, W], in pixels to the nearest other label, inf beyond ``_FAR``; None if the loss has its own.
     """
 
     others: npt.NDArray[np.signedinteger[Any]]
     probabilities: npt.NDArray[Any]
     neighbors: Neighbors
-    distance: npt.NDArray[Any] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +59,8 @@ class Arrays:
         prediction: [B, H, W] int32, the class of the largest logit; -1 where a logit is nan.
         terms: ``loss`` and the terms that the criterion returns, by name; ``region`` only if it has a weight.
         maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``. The term
-            ``region`` has no map.
+            ``region`` has no map. Those of a report without a decay have ``pixel_distance``, to the nearest other
+            label, inf beyond ``_FAR``.
         gradient: [B, h, w] float64, the gradient of the loss with respect to the logits, as its L2 norm over the
             classes, in the resolution of the logits.
         region: [B, h, w] float64, the same of the region term alone, with its weight; None if it has no weight.
@@ -94,23 +92,23 @@ class Scene:
     """A batch of 2-D images, and the loss to show.
 
     Attributes:
-        criterion: a copy for a single call.
-        logits: [B, C, h, w], as given.
-        target: [B, H, W], as given.
+        options: of a single call.
+        given: the class weights of that call.
+        inputs: the checked tensors: logits [B, C, h, w] and target [B, H, W], as given.
         y: [B, H, W] int64, the labels; anything at ignored pixels.
         valid: [B, H, W] bool.
     """
 
-    criterion: EdgeAwareLoss
-    logits: Tensor
-    target: Tensor
+    options: Options
+    given: inputs.Given
+    inputs: inputs.Inputs
     y: Tensor
     valid: Tensor
 
     @functools.cached_property
     def cells(self) -> Tensor:
         """The logits in float32 or float64, [B, C, h, w]; cells that no valid pixel reads are 0: 0 · nan is nan."""
-        x = self.logits.detach()
+        x = self.inputs.logits.detach()
         x = x if x.dtype == torch.float64 else x.float()
         if x.shape[2:] == self.y.shape[1:]:
             return x
@@ -136,11 +134,10 @@ class Scene:
 
     def bands(self) -> list[tuple[slice, slice]]:
         """Return bands of rows, and each with the rows around it that its terms read: memory is that of one band."""
-        (batch, height, width), channels = self.y.shape, self.logits.shape[1]
-        radius, spacing = radius_per_axis(self.criterion.radius, 2), spacing_per_axis(self.criterion.spacing, 2)
-        around = radius[0]
-        if self.criterion.decay is not None:  # a neighbor may be a radius away, and its distance this long
-            lengths = (2 * r * s for r, s in zip(radius, spacing, strict=True))
+        (batch, height, width), channels = self.y.shape, self.inputs.logits.shape[1]
+        around, spacing = self.inputs.radius[0], self.inputs.spacing
+        if self.options.decay is not None:  # a neighbor may be a radius away, and its distance this long
+            lengths = (2 * r * s for r, s in zip(self.inputs.radius, spacing, strict=True))
             around += int(math.hypot(*lengths) / spacing[0])
         rows = max(_BAND // (batch * channels * width), 4 * around, 1)
         return [
@@ -234,22 +231,23 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
 
     with workers() as pool:
         distance = None
-        if neighbors and scene.criterion.decay is None:
+        if neighbors and scene.options.decay is None:
             far = _FAR[labels.size > LARGE]
             distance = pool.submit(boundary_distance, labels, ignore_index=-1, max_distance=far)
         bands, found = scene.bands(), []
         for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
             said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
             found.append(near)
+        if distance is not None:
+            whole["pixel_distance"] = distance.result()
     details = None
     if neighbors:
         joined = [np.concatenate(values, -1) for values in zip(*cast("list[Neighbors]", found), strict=True)]
         count = max(most_pairs // max(joined[0].shape[-1], 1), 1)
         near = Neighbors(*(values[..., :count, :] for values in joined))
-        exact = None if distance is None else distance.result()
-        details = Details(whole.pop("others"), whole.pop("probabilities"), near, exact)
+        details = Details(whole.pop("others"), whole.pop("probabilities"), near)
     return Arrays(
-        classes=max(2, scene.logits.shape[1]),
+        classes=max(2, scene.inputs.logits.shape[1]),
         target=labels,
         prediction=whole.pop("prediction"),
         terms=terms,
@@ -265,10 +263,8 @@ def _examine_band(
     scene: Scene, rows: slice, around: slice, neighbors: int
 ) -> tuple[dict[str, npt.NDArray[Any]], Neighbors | None]:
     """Return the arrays of a band of rows by name, and the neighbors of its edge pixels if they are asked for."""
-    criterion, own = scene.criterion, slice(rows.start - around.start, rows.stop - around.start)
-    options = Options.from_attributes(criterion)
-    given = inputs.Given(criterion.weight)
-    checked = inputs.check_inputs(scene.logits_of(around), scene.target[:, around], options, given)
+    options, own = scene.options, slice(rows.start - around.start, rows.stop - around.start)
+    checked = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
     y, valid = scene.y[:, around], scene.valid[:, around]
     x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
     mask = torch.zeros_like(valid)
@@ -311,16 +307,14 @@ def _gradients(
     scene: Scene, said: Said
 ) -> tuple[dict[str, float], npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
     """Return the loss with its terms, and the size of its gradient and of that of its region term."""
-    criterion = scene.criterion
-    options = Options.from_attributes(criterion)
-    if options.reduction == "none":
-        options = dataclasses.replace(options, reduction="sum")
-    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, is_counted=True)
+    options = scene.options
     with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
-        leaf, target = scene.logits.detach().clone(), scene.target.clone()
+        leaf, target = scene.inputs.logits.detach().clone(), scene.inputs.target.clone()
         leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
         said("gradient")
-        result, evaluation = loss_and_evaluation(leaf, target, options, given, return_maps=False, return_terms=True)
+        result, evaluation = loss_and_evaluation(
+            leaf, target, options, scene.given, return_maps=False, return_terms=True
+        )
         loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result)
         terms = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
         (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
@@ -330,7 +324,7 @@ def _gradients(
             return terms, size, None
         said("gradient of the region term")  # of the same forward pass
         alone = dataclasses.replace(options, ce_weight=0.0, edge_weight=0.0)
-        checked = inputs.check_inputs(leaf, target, options, given)
+        checked = scene.inputs._replace(logits=leaf, target=target)
         region = cast(Tensor, reduction.reduce(evaluation, checked, alone, None, maps=False, terms=False))
         del gradient
         (gradient,) = torch.autograd.grad(region, leaf)
@@ -370,23 +364,24 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
     if criterion is not None and not hasattr(criterion, "multilabel"):  # a compiled one is another class
         got = f"{type(criterion).__qualname__}; for cross-entropy pass EdgeAwareLoss(edge_weight=0, region_weight=0)"
         raise TypeError(f"criterion: expected an EdgeAwareLoss, but got {got}")
-    criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
+    criterion = EdgeAwareLoss() if criterion is None else criterion
     if criterion.multilabel:
         raise ValueError(
             "criterion: expected a loss of classes that exclude each other, but got multilabel=True; for class c pass"
             " logits[:, c : c + 1], target[:, c] and criterion.of_class(c)"
         )
     # As in the mode of the criterion, but the edge pixels of a picture are not counted.
-    criterion.edge_weight, criterion.training = criterion.options()["edge_weight"], False
-    criterion.sync_normalizer = False  # one rank draws: the others would not join a collective
-    if criterion.validate == "async":
-        criterion.validate = "sync"  # there is no later call to report a bad label
+    options = dataclasses.replace(
+        Options.from_attributes(criterion),
+        edge_weight=criterion.options()["edge_weight"],
+        reduction="sum" if criterion.reduction == "none" else criterion.reduction,
+        sync_normalizer=False,  # one rank draws: the others would not join a collective
+        validate="sync" if criterion.validate == "async" else criterion.validate,  # no later call reports a bad label
+    )
     logits, target = batched(logits, target)
-    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
-    sizes = list(zip(logits.shape[2:], target.shape[1:], strict=True))
-    if any(given != wanted if not criterion.upsample else given > wanted for given, wanted in sizes):
-        criterion(logits, target)  # raises
-    return Scene(criterion, logits, target, y, valid)
+    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, is_counted=True)
+    checked = inputs.check_inputs(logits, target, options, given)
+    return Scene(options, given, checked, *checked.labels())
 
 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

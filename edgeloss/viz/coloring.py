@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -54,6 +54,7 @@ _KINDS = {
     "other_side": Kind("other side", "nats"),
     "edge": Kind("edge map", "nats"),
     "distance": Kind("distance", "", "far", "white"),
+    "pixel_distance": Kind("distance", "px", "far", "white"),
     "gradient": Kind("|gradient|", "", "zero", "white", log=True),
     "region": Kind("|region gradient|", "", "zero", "white", log=True),
 }
@@ -92,41 +93,28 @@ class ColoredMap(NamedTuple):
         return np.ma.array(raw, mask=~np.isfinite(raw))
 
 
-def color_maps(
-    arrays: Arrays,
-    keys: Sequence[str],
-    distance: _Array | None = None,
-    mapped: Callable[..., Iterable[Any]] = map,
-) -> list[ColoredMap]:
+def color_maps(arrays: Arrays, keys: Sequence[str], mapped: Callable[..., Iterable[Any]] = map) -> list[ColoredMap]:
     """Return maps with their colors.
 
     Args:
         arrays: of the batch.
-        keys: of the maps; ``"region"``, the gradient of the region term, is left out if the term has no weight.
-        distance: [B, H, W], in pixels, instead of that of the loss.
+        keys: of the maps, or ``gradient`` or ``region``; those that the arrays do not have are left out.
         mapped: a function like ``map``, to compute them with.
     """
+    values = arrays.maps | {"gradient": arrays.gradient}
+    values |= {} if arrays.region is None else {"region": arrays.region}
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
 
     def colored(key: str) -> ColoredMap:
-        if key in ("gradient", "region"):
-            return color_gradient(key, arrays.gradient if key == "gradient" else cast(Any, arrays.region), void)
-        if key == "cross_entropy":
-            return color_map(key, arrays.maps[key], ~void, void, np.zeros_like(void))
-        if key != "distance":
-            return color_map(key, arrays.maps[key], edges, void, ~edges & ~void)
-        if distance is None:  # in units of the spacing of the loss
-            return color_distance(arrays.maps[key], void)
-        drawn = color_distance(distance, void)
-        return drawn._replace(kind=drawn.kind._replace(unit="px"))
+        if _KINDS[key].nothing == "zero":
+            return color_gradient(key, values[key], void)
+        if _KINDS[key].nothing == "far":  # infinite: no other label within the search radius
+            far = np.isinf(values[key])
+            return color_map(key, values[key], ~far & ~void, void, far)
+        counted = edges if _KINDS[key].nothing else ~void
+        return color_map(key, values[key], counted, void, ~counted & ~void)
 
-    return list(mapped(colored, [key for key in keys if key != "region" or arrays.region is not None]))
-
-
-def color_distance(values: _Array, void: _Array) -> ColoredMap:
-    """Return a map of distances; those that are infinite mean no other label within the search radius."""
-    far = np.isinf(values)
-    return color_map("distance", values, ~far & ~void, void, far)
+    return list(mapped(colored, [key for key in keys if key in values]))
 
 
 def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:

@@ -19,7 +19,12 @@ from edgeloss.viz.coloring import ColoredMap
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
-_EXACT_LAYERS = ("gradient", "region", "distance")  # whose small values matter: they have no smallest step
+_EXACT_LAYERS = (
+    "gradient",
+    "region",
+    "distance",
+    "pixel_distance",
+)  # whose small values matter: they have no smallest step
 _LEVELS = 6, 3  # of zlib; of large pictures
 _BAND = 2**19  # pixels of the image
 _BINS = 60

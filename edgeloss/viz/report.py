@@ -20,7 +20,7 @@ from edgeloss.viz.packing import MAX_BYTES, Precision, pack_images
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
-_LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
+_LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "pixel_distance", "gradient", "region")
 
 
 def report(
@@ -96,10 +96,7 @@ def draw_report(
     with workers() as pool:
         drawn = [None] * len(examined) if look.images is None else pool.map(_picture_uri, look.images)
         abouts = [pool.submit(_about_image, one, look.names, colors) for one in examined]
-        exact = [one.details.distance for one in examined if one.details and one.details.distance is not None]
-        distance = np.concatenate(exact) if len(exact) > 1 else exact[0] if exact else None
-        keys = [key for key in _LAYERS if key != "distance" or exact or key in arrays.maps]
-        layers = color_maps(arrays, keys, distance, pool.map)
+        layers = color_maps(arrays, _LAYERS, pool.map)
         pictures = list(drawn)
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.

@@ -327,7 +327,7 @@ def test_arguments_are_not_modified() -> None:
     leaf = logits.clone().requires_grad_()
     labels = target.clone()
     panel(leaf, target, criterion=criterion)
-    used = read_scene(logits, target, criterion).criterion
+    used = read_scene(logits, target, criterion).options
     assert (used.sync_normalizer, used.validate) == (False, "sync")  # no collective: the other ranks would not join
     assert (criterion.sync_normalizer, criterion.validate) == (True, "async")
     assert leaf.grad is None

@@ -46,7 +46,7 @@ def test_non_finite_values_are_stored() -> None:
     assert np.isnan(decoded(arrays["cross_entropy"])[10, 10])
     assert not np.isfinite(decoded(arrays["gradient"])[20, 30])
     assert decoded(arrays["prediction"])[10, 10] == 255
-    stored = decoded(arrays["distance"])
+    stored = decoded(arrays["pixel_distance"])
     assert np.isfinite(stored[target[0] >= 0]).all()
 
 
@@ -54,7 +54,7 @@ def test_an_image_without_an_edge() -> None:
     page = report(torch.randn(3, 8, 8), torch.zeros(8, 8, dtype=torch.int64))
     arrays = carried(page)["images"][0]["arrays"]
     assert (raw_codes(arrays["edge"]) == Code.OFF_EDGES).all()
-    assert np.isinf(decoded(arrays["distance"])).all()
+    assert np.isinf(decoded(arrays["pixel_distance"])).all()
     report(torch.randn(3, 8, 8), torch.full((8, 8), -100))  # all ignored
 
 

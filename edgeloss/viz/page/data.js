@@ -109,6 +109,7 @@ const openImage = (about) => {
 };
 
 const layerOf = (key) => image.layers.find((layer) => layer.key === key);
+const isDistance = (key) => layerOf(key)?.nothing === "far"; // an infinite one is drawn black
 const gridOf = (key) => image.arrays[key] ?? image.arrays.truth;
 
 // The place in a layer of lower resolution of a pixel of the image.

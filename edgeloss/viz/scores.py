@@ -21,15 +21,15 @@ _MISTAKES = 6  # the most frequent ones
 _PART = 2**20  # labels that are counted together: np.bincount copies them
 # Figures of an image by key: name, format, and whether the lowest is the worst, as of a score.
 FIGURES = {
-    "loss": ("loss", ".4g", False),
+    "loss": ("loss", "#.4g", False),
     "mean_iou": ("mean IoU", ".1%", True),
     "boundary_f1_1px": (f"boundary F1, {BORDER_RADIUS} px", ".1%", True),
     "pixel_accuracy": ("pixel accuracy", ".1%", True),
-    "cross_entropy": ("cross-entropy", ".4g", False),
-    "same_side": ("same side", ".4g", False),
-    "other_side": ("other side", ".4g", False),
-    "edge": ("edge loss", ".4g", False),
-    "region": ("region term", ".4g", False),
+    "cross_entropy": ("cross-entropy", "#.4g", False),
+    "same_side": ("same side", "#.4g", False),
+    "other_side": ("other side", "#.4g", False),
+    "edge": ("edge loss", "#.4g", False),
+    "region": ("region term", "#.4g", False),
     "edge_fraction": ("edge pixels", ".1%", False),
 }
 
@@ -141,7 +141,7 @@ def mean_of_present(values: Any) -> float:  # noqa: ANN401
 
 def shown(value: float, form: str) -> str:
     """Return a number as text, a dash for nan."""
-    return "–" if math.isnan(value) else format(value, form)
+    return "–" if math.isnan(value) else format(value, form).rstrip(".")
 
 
 def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:

@@ -106,15 +106,21 @@ def color_maps(arrays: Arrays, keys: Sequence[str], mapped: Callable[..., Iterab
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
 
     def colored(key: str) -> ColoredMap:
-        if _KINDS[key].nothing == "zero":
-            return color_gradient(key, values[key], void)
-        if _KINDS[key].nothing == "far":  # infinite: no other label within the search radius
-            far = np.isinf(values[key])
-            return color_map(key, values[key], ~far & ~void, void, far)
-        counted = edges if _KINDS[key].nothing else ~void
-        return color_map(key, values[key], counted, void, ~counted & ~void)
+        return color_layer(key, values[key], edges, void)
 
     return list(mapped(colored, [key for key in keys if key in values]))
+
+
+def color_layer(key: str, values: _Array, edges: _Array, void: _Array) -> ColoredMap:
+    """Return a map [B, h, w] with its colors; of gradients, edges and void [B, H, W] may be of a higher resolution."""
+    kind = _KINDS[key]
+    if kind.nothing == "zero":
+        return color_gradient(key, values, void)
+    if kind.nothing == "far":  # infinite: no other label within the search radius
+        far = np.isinf(values)
+        return color_map(key, values, ~far & ~void, void, far)
+    counted = edges if kind.nothing else ~void
+    return color_map(key, values, counted, void, ~counted & ~void)
 
 
 def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:

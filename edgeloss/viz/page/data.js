@@ -14,12 +14,12 @@ const unpack = async (text) => {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
-// Labels are stored as they are, codes of floats as their high bytes and their low bytes.
+// Integers are stored as they are, codes of floats as their high bytes and their low bytes.
+const INTEGERS = { uint8: Uint8Array, uint16: Uint16Array, int16: Int16Array };
+
 const decode = async (kind, text) => {
   const bytes = await unpack(text);
-  if (kind === "uint8") return bytes;
-  if (kind === "uint16") return new Uint16Array(bytes.buffer);
-  if (kind === "int16") return new Int16Array(bytes.buffer);
+  if (kind in INTEGERS) return new INTEGERS[kind](bytes.buffer);
   const count = bytes.length / 2;
   const values = new Uint16Array(count);
   for (let i = 0; i < count; i++) values[i] = (bytes[i] << 8) | bytes[count + i];

@@ -238,8 +238,8 @@ const movePixel = (down, right) => {
   view.x = limited(view.x, x - width, x + width);
   view.y = limited(view.y, y - height, y + height);
   settle();
-  const named = (key) => names[labelAt(key, y, x)] ?? (key === "truth" ? "ignored" : "not finite");
-  speak(`Row ${y}, column ${x}: truth ${named("truth")}, prediction ${named("prediction")}`);
+  const [truth, prediction] = ["truth", "prediction"].map((key) => labelAt(key, y, x));
+  speak(`Row ${y}, column ${x}: truth ${nameOf(truth, "ignored")}, prediction ${nameOf(prediction)}`);
 };
 
 const changeLayer = (side, by) => {

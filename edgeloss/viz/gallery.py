@@ -219,7 +219,8 @@ def _edge_difference(truth: _Array, first: _Array, second: _Array) -> tuple[npt.
     size = [max(1, round(length * min(1.0, _LARGE / max(change.shape)))) for length in change.shape]
     up, down = (reduce_blocks(np.maximum, np.nan_to_num(sign * change, nan=0.0), tuple(size)) for sign in (1, -1))
     strongest = np.where(up >= down, up, -down)
-    colors = CMAP_DIFFERENCE(0.5 + strongest / (2 * most), bytes=True)[..., :3]
+    brightness = np.sign(strongest) * np.sqrt(np.abs(strongest) / most)  # of small changes too
+    colors = CMAP_DIFFERENCE(0.5 + brightness / 2, bytes=True)[..., :3]
     colors[strongest == 0] = color_bytes(NOTHING)
     colors[reduce_blocks(np.logical_and, truth < 0, tuple(size))] = color_bytes(VOID)
     return colors, most

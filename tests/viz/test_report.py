@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from page_data import page_data
-from PIL import Image
 from report_page import carried, decoded, raw_codes
 from scenes import large_image, patches
 
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
-from edgeloss.viz.coloring import error_picture
 from edgeloss.viz.packing import Code
-from edgeloss.viz.scores import compute_scores, mistakes, shown_figures, small_jpeg, worst_places
+from edgeloss.viz.scores import compute_scores, mistakes, shown_figures, worst_places
 
 
 def test_the_page_holds_the_maps() -> None:
@@ -134,18 +131,6 @@ def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:
     scores = compute_scores(target, np.array([[[0, -1, 0, 0]]]), classes=3)
     np.testing.assert_allclose(scores.iou, [1 / 3, 0, np.nan])
     assert scores.means["pixel_accuracy"] == pytest.approx(1 / 3)
-
-
-def test_a_thumbnail_marks_the_wrong_pixels() -> None:
-    target = np.zeros((40, 60), dtype=np.int64)
-    wrong = target.copy()
-    wrong[:20] = 1
-    gray = np.full((40, 60, 3), 128, np.uint8)
-    for image in (gray, None):
-        drawn = np.asarray(Image.open(io.BytesIO(small_jpeg(error_picture(target, wrong, image))))).astype(int)
-        assert drawn.shape == (40, 60, 3)
-        assert drawn[10, 30, 0] > drawn[10, 30, 2] + 60  # red
-        assert drawn[30, 30, 0] <= drawn[30, 30, 2] + 5
 
 
 def test_links_are_to_files_next_to_the_page() -> None:

@@ -46,15 +46,12 @@ const openImage = (about) => {
   const load = async (name) => {
     const { kind, shape } = packed[name];
     const parts = await Promise.all(packed[name].bands.map((_, band) => loadBand(name, band)));
-    let [values] = parts;
-    if (count > 1) {
-      values = new values.constructor(shape[0] * shape[1]);
-      parts.forEach((part, band) => {
-        const at = startOf(shape[0], band) * shape[1];
-        values.set(part, at);
-        bands[name][band] = values.subarray(at, at + part.length);
-      });
-    }
+    const values = new parts[0].constructor(shape[0] * shape[1]);
+    parts.forEach((part, band) => {
+      const at = startOf(shape[0], band) * shape[1];
+      values.set(part, at);
+      bands[name][band] = values.subarray(at, at + part.length);
+    });
     const about = kind === "float" ? { codes: true } : { none: kind === "uint8" ? 255 : 65535 };
     opened.arrays[name] = { rows: shape[0], columns: shape[1], values, ...about };
   };

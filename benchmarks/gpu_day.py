@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Check the kernels of GPUs on a GPU and measure them, in half an hour.
+"""Check the kernels of GPUs on a GPU and measure them, in a quarter of an hour with 16 cores.
 
 The steps, in this order. Results are added to a table as they come, and what has succeeded there is not repeated:
 
   build      the first call of each form of tools/check_gpu.py, which compiles its kernels
   agreement  cases of the tests, compared with plain PyTorch in float64 on the CPU
-  checks     a CUDA graph, GradScaler, torch.compile, backward twice, the same bits twice, and no wait for the device
+  checks     GradScaler, torch.compile, backward twice, and the same bits twice; tests/kernels/test_cuda.py has others
   speed      the cases of benchmarks/speed.py, compared with cross-entropy, the time to enqueue a step, and its memory
   bandwidth  the calls of tools/gpu_model.py and the time of their kernels, compared with the bytes they have to move
              and with a copy
-  quality    a plan of benchmarks/quality.py, in the time that is left
 
 Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed.
 `--device cpu` runs the same code on small tensors in Triton's interpreter; its times mean nothing.
@@ -52,7 +51,7 @@ CHECKED = ["19 classes", "19 classes, bfloat16", "150 classes, upsampled", "2 cl
 SCALE = 65536.0  # that of a new GradScaler
 CALLS = 30  # random ones, of which errors are in proportion to the largest element
 CHOICES = {"logits": {"normal": 1, "sure": 1}, "gap": {20.0: 1, 60.0: 1}, "distance": {None: 1}, "upstream": {1.0: 1}}
-CHOICES |= {"size": {((7, 8), (9, 14)): 2, ((7, 7), (7, 8), (8, 10)): 1}, "channels": {1: 1, 2: 1, 4: 1, 19: 1}}
+CHOICES |= {"size": {((7, 8), (9, 14)): 2, ((7, 7), (7, 8), (8, 10)): 1}, "channels": {1: 1, 2: 1, 4: 1, 19: 1, 40: 1}}
 CHOICES |= {"unread": {0.0: 1}, "batch": {2: 1}, "weight": {False: 1}, "pixel_weight": {False: 1}}
 COMPILED = ["19 classes", "150 classes"]  # cases that are compared with compiled cross-entropy, which takes long
 REPEATS = 5  # of a step whose kernels are timed one by one
@@ -60,17 +59,11 @@ Step = Callable[..., tuple[Tensor, Tensor]]
 Tasks = Iterator[tuple[str, Callable[[], Row]]]  # a name, and what returns figures
 
 
-class CannotRunError(Exception):
-    """Why something can't run here, or not to its end."""
-
-
 class Place(NamedTuple):
-    """The device, the monotonic time when to stop, the plan for the rest of the time, its data, and the processes."""
+    """The device, the monotonic time when to stop, and the number of processes."""
 
     device: str
     end: float
-    plan: Path
-    data: Path
     workers: int
 
     @property
@@ -178,14 +171,6 @@ def checks(place: Place) -> Tasks:
         expect(all(map(torch.equal, found, expected)), "the same bits")
         return {}
 
-    def graph(step: Step, x: Tensor) -> Row:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
-        x.data.neg_()
-        graph.replay()
-        return same(captured, step())
-
     def scaler(step: Step, x: Tensor) -> Row:
         scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
         gradient = step(scale)[1].float() / SCALE
@@ -201,23 +186,13 @@ def checks(place: Place) -> Tasks:
         expect(error + abs(float(value / true_value) - 1) <= 1e-6, f"the same gradient, but it is off by {error:.1e}")
         return {"error": error}
 
-    def waits(step: Step, _: Tensor) -> Row:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        return {}
-
-    kinds = {"graph": graph, "scaler": scaler, "no wait": waits, "compiled": compiled}
+    kinds = {"scaler": scaler, **({} if place.is_dry else {"compiled": compiled})}
     kinds |= {"the same bits": lambda step, _: same(step(), step())}
     kinds |= {"backward twice": lambda step, _: same(step(times=2), step())}
 
     def run(kind: str, form: Any) -> Row:  # noqa: ANN401
         step, x = place.step(form, "float16" if kind == "scaler" else None)
         step()  # a first call compiles
-        if place.is_dry and kind in ("graph", "no wait", "compiled"):
-            raise CannotRunError("there is no GPU")
         return kinds[kind](step, x)
 
     for kind in kinds:
@@ -275,25 +250,8 @@ def bandwidth(place: Place) -> Tasks:
     yield from ((case.name, partial(run, case)) for case in place.few(gpu_model.CASES))
 
 
-def quality(place: Place) -> Tasks:
-    """Yield the trainings of the plan, which resume."""
-
-    def run() -> Row:
-        if place.is_dry:
-            raise CannotRunError("trainings at full size need a GPU")
-        command = [sys.executable, ROOT / "benchmarks/quality.py", "plan", place.plan, "--device", place.device]
-        command += ["--data-root", place.data, "--workers", str(place.workers)]
-        try:
-            subprocess.run(command, check=True, timeout=max(1.0, place.end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise CannotRunError("the time is up; the same command resumes") from None
-        return {}
-
-    yield place.plan.name, run
-
-
 UNTIMED = ("build", "agreement", "checks")
-STEPS = {step.__name__: step for step in (build, agreement, checks, speed, bandwidth, quality)}
+STEPS = {step.__name__: step for step in (build, agreement, checks, speed, bandwidth)}
 
 
 def key_of(row: Row) -> str:
@@ -305,7 +263,7 @@ def run_step(name: str, place: Place, output: Path) -> int:
     """Run what a step has not done yet, and return how much of it failed."""
     tasks = [task for task, _ in STEPS[name](place)]
     run = partial(run_task, name, place)
-    if place.workers > 1 and name != "quality":
+    if place.workers > 1:
         with processes(place.workers) as pool:
             failed = sum(pool.map(partial(run, output if name in UNTIMED else None), tasks))
         if name in UNTIMED:
@@ -329,8 +287,6 @@ def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
         return False
     try:
         row |= {"status": "ok", **dict(STEPS[name](place))[task]()}
-    except CannotRunError as error:
-        row |= {"status": "skipped", "reason": str(error)}
     except Exception as error:  # what is left is to be tried
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     if output is None:
@@ -345,19 +301,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
-    add("--minutes", type=float, default=30.0, help="begin nothing after so long (default: %(default)s)")
+    add("--minutes", type=float, default=15.0, help="begin nothing after so long (default: %(default)s)")
     add("--only", nargs="+", choices=list(STEPS), metavar="STEP", default=list(STEPS), help="some of the steps")
     add("--output", type=Path, default=ROOT / "runs/gpu_day.jsonl", metavar="FILE", help="default: %(default)s")
     add("--workers", type=int, default=1, help="processes for what is not timed (default: %(default)s)")
-    add("--plan", type=Path, default=ROOT / "configs/quality-pretrained.yaml", help="default: %(default)s")
-    add("--data-root", type=Path, default=Path(), metavar="DIR", help="of the data of the plan (default: .)")
     given = parser.parse_args(arguments)
-    end = time.monotonic() + 60 * given.minutes
-    place = Place(given.device, end, given.plan, given.data_root, given.workers)
+    place = Place(given.device, time.monotonic() + 60 * given.minutes, given.workers)
     if len(given.only) > 1 and not place.is_dry:  # an error may leave the device unusable for a process
-        given_too = {"output": given.output, "plan": given.plan, "data-root": given.data_root, "workers": given.workers}
-        words = [f"--{name}={value}" for name, value in given_too.items()]
-        codes = []
+        words, codes = [f"--output={given.output}", f"--workers={given.workers}"], []
         for step in (step for step in STEPS if step in given.only):
             minutes = f"--minutes={(place.end - time.monotonic()) / 60}"
             command = [sys.executable, __file__, "--only", step, *words, minutes]

@@ -17,7 +17,7 @@ from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, wide
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import REGION, TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
-from edgeloss.reference import at_label_resolution
+from edgeloss.reference import readable_logits
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
 
@@ -54,7 +54,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         _check_labels(inputs, options)
     numbers = _numbers(inputs, options, edges=edges, count_edges=count_edges)
     if numbers.gathers and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
-        logits = at_label_resolution(logits, inputs.labels()[1])
+        logits = readable_logits(logits, inputs.labels()[1])
     distance = inputs.distance if edges else None
     if distance is not None:
         wide = (distance.to(widest(distance.device)) / _unit(options)).clamp(max=FAR)

@@ -132,6 +132,14 @@ def check_positive(name: str, value: object, alternative: str = "") -> None:
         raise ValueError(f"{name}: expected a finite number > 0{alternative}, but got {value!r}")
 
 
+def check_count(name: str, value: object, least: int) -> None:
+    """Check an integer with a lower bound."""
+    if not is_integer(value):
+        raise TypeError(f"{name}: expected an int, but got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: expected an int ≥ {least}, but got {value!r}")
+
+
 def check_label(name: str, value: object) -> None:
     """Check a label, or None."""
     if value is not None and not is_integer(value):

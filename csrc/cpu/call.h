@@ -1,7 +1,7 @@
 // The whole loss on the CPU: what forward and backward share.
 //
 // Forward (forward.cpp): (1) labels: which of them count, how many, and their averages for the region term; with decay
-// the distances (distances.h); (2) slab by slab, the weights of the edge terms from the labels (labels.h), and tile by
+// the distances; (2) slab by slab, the weights of the edge terms from the labels (labels.h), and tile by
 // tile the sums of the terms and the averages of the shares (pixels.h); (3) where neighbors are gathered, the edge
 // terms of pairs of pixels (neighbors/gather.h); (4) from the averages, the region terms and their slopes (region/).
 // Backward (backward.cpp) forms these weights again, and the gradient from them and the logits. Logits of lower

@@ -83,8 +83,7 @@ class Call:
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
-        x, fuses = self.logits_in(self.logits), not self.is_upsampled
-        launch(kernel, images, count, block, x, *args, self.grid, warps=1, fuses=fuses)
+        launch(kernel, images, count, block, self.logits_in(self.logits), *args, self.grid, warps=1)
 
     def block(self, places: int) -> int:
         """Return how many places a program that reads logits has."""
@@ -138,9 +137,11 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
         batch = call.batch, *size
         limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
-        steps = constant(math.prod(2 * r + 1 for r in reach))
-        window = Size(*reach), steps, Size.constant(numbers.spacing)
-        call.over_labels(labels.find_distances_kernel, maps.label, maps.field, *window)
+        nearest = call.empty(target.numel(), dtype=torch.int64)
+        call.over_labels(labels.find_in_rows_kernel, maps.label, nearest, constant(reach[-1]))
+        rows = Size.constant((*reach[:2], 0)), constant((2 * reach[0] + 1) * (2 * reach[1] + 1))
+        given = maps.label, nearest, maps.field, *rows, Size.constant(numbers.spacing)
+        call.over_labels(labels.find_distances_kernel, *given)
     call.over_labels(labels.find_sides_kernel, maps, call.given.edge_class_weight, counts, sums)
     call.over_labels(labels.weigh_pixels_kernel, maps)
     return sums

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from edgeloss.reduction import SumRow
 from edgeloss.triton.tiles import (
+    EXACT,
     FAR,
     IGNORED,
     displaced_from,
@@ -34,6 +35,7 @@ from edgeloss.triton.tiles import (
 ROWS_OF_SUMS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)
 WEIGHT, EDGE_WEIGHT, VALID, EDGES, WRONG = map(tl.constexpr, range(ROWS_OF_SUMS.value))
 MANY = tl.constexpr(2**15)  # more than the pixels of a tile
+NONE = tl.constexpr(2**16 - 1)  # a number of pixels beyond all others
 
 
 @triton.jit
@@ -66,20 +68,42 @@ def read_labels_kernel(target, label, present, sums, ignore, grid, ROWS: tl.cons
 
 
 @triton.jit
-def find_distances_kernel(label, field, reach, steps, spacing, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Write distances to the nearest pixel of another class in a window."""
+def find_in_rows_kernel(label, nearest, reach, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Write the nearest class in the row of each pixel, and how far it is, and the nearest of the other classes.
+
+    That is (class · 2¹⁶ + distance) · 2¹⁶ + distance of the others, ``NONE`` beyond ``reach``: 0 and its own class,
+    unless a pixel does not count.
+    """
     image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
     inside = exists(place, 0, 0, 0, grid.size)
-    label += to
-    y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
-    least = tl.full(to.shape, FAR, grid.real)
-    zeros = tl.zeros(to.shape, grid.real)
-    for n in tl.range(steps):
+    one, d = tl.full(to.shape, IGNORED, tl.int32), tl.full(to.shape, NONE, tl.int32)
+    d_others = tl.full(to.shape, NONE, tl.int32)
+    for step in tl.range(reach + 1):
+        for side in tl.static_range(2):
+            dx = step * (2 * side - 1)
+            k = tl.load(label + to + dx, mask=inside & exists(place, 0, 0, dx, grid.size), other=IGNORED).to(tl.int32)
+            d_others = tl.where((one >= 0) & (k >= 0) & (k != one), tl.minimum(d_others, step), d_others)
+            d = tl.where((one < 0) & (k >= 0), step, d)
+            one = tl.where(one < 0, k, one)
+    tl.store(nearest + to, (one.to(tl.int64) * 65536 + d) * 65536 + d_others, mask=inside)
+
+
+@triton.jit
+def find_distances_kernel(
+    label, nearest, field, reach, rows, spacing, grid, ROWS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Write distances to the nearest pixel of another class in a window, from those in the rows around a pixel."""
+    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
+    inside = exists(place, 0, 0, 0, grid.size)
+    y = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32)
+    least, zeros = tl.full(to.shape, FAR, grid.real), tl.zeros(to.shape, grid.real)
+    for n in tl.range(rows):
         step, there = displaced_from(place, n, grid.size, reach)
-        k = tl.load(label + step, mask=there & (y >= 0), other=IGNORED).to(tl.int32)
-        z, row, column = displacement(n, reach)
-        dz, dy, dx = (zeros + z) * spacing.depth, (zeros + row) * spacing.height, (zeros + column) * spacing.width
-        least = tl.where((k >= 0) & (k != y), tl.minimum(least, dz * dz + dy * dy + dx * dx), least)
+        both = tl.load(nearest + to + step, mask=there & (y >= 0), other=-1)  # in which all distances are NONE
+        d = (both.to(tl.int32) >> tl.where((both >> 32).to(tl.int32) == y, 0, 16)) & NONE
+        z, row, _ = displacement(n, reach)
+        dz, dy, dx = (zeros + z) * spacing.depth, (zeros + row) * spacing.height, d.to(grid.real) * spacing.width
+        least = tl.where(d < NONE, tl.minimum(least, dz * dz + dy * dy + dx * dx), least)
     tl.store(field + to, tl.where(least < FAR, tl.sqrt(least), FAR), mask=inside)
 
 
@@ -194,8 +218,9 @@ def further_weight(n, maps, to, p, y, first, grid):
 @triton.jit
 def further_weights(c, maps, to, p, y, first, grid):
     """Return B(c) of pixels unless c is the first."""
-    weights = tl.zeros(p.shape, grid.real)
-    for n in range(grid.window):
+    # No constant, as the compiler would unroll the loop and take registers for it, but in the interpreter.
+    weights, window = tl.zeros(p.shape, grid.real), grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)
+    for n in range(window):
         k, weight = further_weight(n, maps, to, p, y, first, grid)
         weights += tl.where(k == c, weight, 0.0)
     return weights

@@ -23,11 +23,12 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import further_weight, further_weights
-from edgeloss.triton.tiles import IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
+from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
 UNROLLED = tl.constexpr(4)  # classes of a pixel whose loads do not wait for each other
+MANY = tl.constexpr(32)  # more classes than most images have
 
 
 class Logits(NamedTuple):
@@ -85,7 +86,7 @@ def load_mixed(x, to, at, mask, AXES: tl.constexpr):
         weight = at[2 * AXES]
         logits = load_mixed(x, to, at, mask, AXES - 1)
         second = load_mixed(x, to + at[2 * AXES - 1], at, mask, AXES - 1)
-        logits = tl.where(weight == 0, logits, logits * (1 - weight) + second * weight)
+        logits = tl.where(weight == 0, logits, tl.fma(second, weight, logits * (1 - weight)))
     return logits
 
 
@@ -120,11 +121,11 @@ def see(x, pixel, c, without):
 
 
 @triton.jit
-def see_all(x, pixels, without):
-    """Return tiles of pixels that have seen their logits but those of class ``without``."""
-    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if len(pixels) == 1 else 1):
-        pixels = [see(x, pixel, c, without) for pixel in pixels]
-    return pixels
+def see_all(x, pixel, without):
+    """Return pixels that have seen their logits but those of class ``without``."""
+    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
+        pixel = see(x, pixel, c, without)
+    return pixel
 
 
 @triton.jit
@@ -164,7 +165,7 @@ def across(x, pixel, b, start, maps, grid):
     rest_m, rest_r = pixel.m, pixel.r
     if some(of_likely > 0):  # the others may lie so far below that r is 0
         none = Pixel(pixel.at, pixel.p, of_likely > 0, pixel.y, rest_m * 0 + LOWEST, rest_r * 0 - 1, pixel.top)
-        (rest,) = see_all(x, [none], likely)
+        rest = see_all(x, none, likely)
         rest_m, rest_r = rest.m, rest.r
     return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first
 
@@ -204,7 +205,7 @@ def terms_of(x, maps, pixel, image, grid):
 def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
     """Add up the terms of pixels, and write the statistics of their softmax where others read them."""
     image, p, inside = tile(count, TILE)
-    (pixel,) = see_all(x, [read_pixel(x, maps, image, p, inside, grid)], None)
+    pixel = see_all(x, read_pixel(x, maps, image, p, inside, grid), None)
     if maps.m is not None:
         to = image * grid.pixels + p
         tl.store(maps.m + to, pixel.m, mask=inside)
@@ -220,17 +221,6 @@ def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
 # ---------------------------------------------------------------------------------------------------------- averages
 
 
-class Known(NamedTuple):
-    """A tile of pixels of which some count, and their softmax; those that don't count have shares of 0."""
-
-    at: Any  # where their logits are: places()
-    ok: Any  # whether they count
-    y: Any  # label
-    m: Any  # the largest logit
-    r: Any  # Σ e^(x - m) over the other classes
-    whole: Any  # 1 / (1 + r)
-
-
 @triton.jit
 def cell_pixel(x, maps, image, z, row, column, exists, start, n, grid, STEPS: tl.constexpr):
     """Return pixel n of cells of 3 pixels per axis, STEPS in all, whose first pixels and their logits are given."""
@@ -241,24 +231,22 @@ def cell_pixel(x, maps, image, z, row, column, exists, start, n, grid, STEPS: tl
         inside = inside & (z >= 0) & (z < grid.size.depth)
     to = image * grid.pixels + ((z * grid.size.height + row) * grid.size.width + column)
     y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
-    m = tl.load(maps.m + to, mask=y >= 0, other=0.0)
+    m = tl.load(maps.m + to, mask=y >= 0, other=FAR)  # where no pixel counts, and shares are 0
     r = tl.load(maps.r + to, mask=y >= 0, other=0.0)
     if x.axes == 0:  # a step from the first one, the same for all cells
         at = (start + tl.cast(step, tl.int64) * x.pixel,)
     else:
         at = places(x, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid.size)
-    return Known(at, y >= 0, y, m, r, tl.where(y >= 0, 1 / (1 + r), 0.0))
+    return Pixel(at, to, y >= 0, y, m, r, y)
 
 
 @triton.jit
 def add_cells(z, r, pixels, values, c):
     """Return sums of z and r of class c, and in addition what pixels of cells give them, by their logits."""
     for i in tl.static_range(len(pixels)):
-        pixel = pixels[i]
-        is_own, p = pixel.y == c, exp(values[i] - pixel.m) * pixel.whole
-        is_likely = (values[i] == pixel.m) & (pixel.r < 1)
-        z += is_own.to(tl.int32)
-        r += tl.where(is_own, tl.where(is_likely, pixel.r * pixel.whole, 1 - p), -p)
+        p, left, is_likely = share(values[i], pixels[i])
+        z += (pixels[i].y == c).to(tl.int32)
+        r += tl.where(pixels[i].y == c, left, -p)
     return z, r
 
 
@@ -333,18 +321,25 @@ def of_likely_class(v, is_likely, m, r, t):
 
 
 @triton.jit
+def of_maps(x, maps, grid, pixel, of_map, last, average, numbers):
+    """Return the classes of as many maps of averages as ``numbers``, -1 of none, and their logits and slopes."""
+    classes = [
+        tl.load(maps.map_class + of_map + i, mask=of_map + i < last, other=IGNORED).to(tl.int32) for i in numbers
+    ]
+    values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for c in classes]
+    # Maps that no class has may hold anything: their slopes are not used.
+    slopes = [load_slopes(maps, grid, tl.where(of_map + i < last, of_map + i, IGNORED), average) for i in numbers]
+    return classes, values, slopes
+
+
+@triton.jit
 def mean_slope(x, maps, grid, pixel, image, average):
     """Return Σ e^(x_c - m) g_c of pixels, without the likeliest class; g is 0 of classes without a map."""
     MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
     mean, of_map, last = tl.zeros(average.shape, x.real), image * MAPS, image * MAPS + MAPS
+    numbers = (0,) if x.classes == 2 else (0, 1, 2, 3)
     while of_map < last:
-        numbers = (0,) if x.classes == 2 else (0, 1, 2, 3)
-        classes = [
-            tl.load(maps.map_class + of_map + i, mask=of_map + i < last, other=IGNORED).to(tl.int32) for i in numbers
-        ]
-        values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for c in classes]
-        # Of maps that no class has, which may hold anything, slopes are not used.
-        slopes = [load_slopes(maps, grid, tl.where(of_map + i < last, of_map + i, IGNORED), average) for i in numbers]
+        classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
         for i in tl.static_range(len(numbers)):
             counts = (classes[i] >= 0) & (classes[i] != pixel.top)
             mean += tl.where(counts, exp(values[i] - pixel.m) * slopes[i], 0.0)
@@ -394,47 +389,88 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, x), average)
         mean = mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r
         rest -= to_region * mean / (1 + pixel.r)
-    state = pixel, own, rest, spread, of_first, first, average, base, to_region
-    further = likely, rest_m, rest_r, t_likely, to_other
+    of_label = -own * share(load(x, at, y, ok), pixel)[1]
+    state = Slopes(pixel, 1 / (1 + pixel.r), own, of_label, rest, spread, first, of_first, average, base, to_region)
     if maps.first is None:
-        write_gradient(x, g, maps, of_region, in_part, image, inside, state, None, grid)
+        write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, None)
     elif some((b < 0) | (t_likely != 0)):  # rare
-        write_gradient(x, g, maps, of_region, in_part, image, inside, state, further, grid)
+        further = likely, rest_m, rest_r, t_likely, to_other
+        write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, further)
     else:
-        write_gradient(x, g, maps, of_region, in_part, image, inside, state, None, grid)
+        write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, None)
+
+
+class Slopes(NamedTuple):
+    """What the gradient of a tile of pixels by the logits of any class is made of."""
+
+    pixel: Pixel
+    whole: Any  # 1 / (1 + r)
+    own: Any  # a
+    of_label: Any  # the element of the label, but for what all classes have
+    rest: Any  # what the shares are multiplied by, but for ``own`` and the region term
+    spread: Any  # of label smoothing
+    first: Any  # the first class across an edge
+    of_first: Any  # its t
+    average: Any  # where the slopes of the region term are
+    base: Any  # that of the likeliest class
+    to_region: Any  # the factor of the slopes
 
 
 @triton.jit
-def write_gradient(x, g, maps, of_region, in_part, image, inside, state, further, grid):
-    """Write the gradient by each class."""
-    pixel, own, rest, spread, of_first, first, average, base, to_region = state
-    at, y, ok = pixel.at, pixel.y, pixel.ok
-    whole = 1 / (1 + pixel.r)
-    of_label = -own * share(load(x, at, y, ok), pixel)[1]
+def write_class(x, g, in_part, image, inside, v, c, slope, state, further, more, grid):
+    """Write the gradient by logits v of class c, one for all pixels or one for each; the slope may be None."""
+    pixel, p, others = state.pixel, exp(v - state.pixel.m) * state.whole, state.rest
+    if slope is not None:
+        others += state.to_region * (slope - state.base)
+    gradient = p * others + tl.where(pixel.y == c, state.of_label, state.own * p)
+    gradient += tl.where(state.first == c, state.of_first, 0.0) + more
+    there = inside & (c >= x.one) & (c < x.classes)
+    if grid.smoothing > 0:
+        gradient -= state.spread * of_class(grid.weight, image, c, (c < x.classes) & (c >= 0), grid)
+    if further is not None:
+        likely, rest_m, rest_r, t_likely, to_other = further
+        gradient += of_likely_class(v, likely == c, rest_m, rest_r, t_likely)
+    to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
+    tl.store(to, gradient.to(g.data.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, further):
+    """Write the gradient by each class.
+
+    Of many classes most have no map of averages: those that have are written again, with their slopes. So are those
+    around pixels next to more than one.
+    """
+    SPARSE: tl.constexpr = of_region is not None and x.classes > MANY
+    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
+    pixel, ok, average = state.pixel, state.pixel.ok, state.average
     numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
     for start in range(0, x.classes, len(numbers)):
-        values = [load(x, at, start + i, ok & (start + i < x.classes)) for i in numbers]
-        slopes = rest
-        if of_region is not None:
+        values, slopes = [load(x, pixel.at, start + i, ok & (start + i < x.classes)) for i in numbers], state.rest
+        if of_region is not None and not SPARSE:
             slopes = [
                 load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, x), average)
                 for i in numbers
             ]
         for i in tl.static_range(len(numbers)):
-            c = start + i
-            p, others = exp(values[i] - pixel.m) * whole, rest
+            slope = None if of_region is None else 0.0 if SPARSE else slopes[i]
+            write_class(x, g, in_part, image, inside, values[i], start + i, slope, state, further, 0.0, grid)
+    if SPARSE:
+        of_map, last = image * MAPS, image * MAPS + MAPS
+        while of_map < last:
+            classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
+            for i in tl.static_range(len(numbers)):
+                write_class(x, g, in_part, image, inside, values[i], classes[i], slopes[i], state, further, 0.0, grid)
+            of_map = tl.where(classes[len(numbers) - 1] >= 0, of_map + len(numbers), last)
+    if further is not None:
+        start = image * grid.pixels + pixel.p
+        for n in range(grid.window):
+            k, unused = further_weight(n, maps, start, pixel.p, pixel.y, state.first, grid)
+            v, slope = load(x, pixel.at, k, k >= 0), None
             if of_region is not None:
-                others += to_region * (slopes[i] - base)
-            gradient = p * others + tl.where(y == c, of_label, own * p) + tl.where(first == c, of_first, 0.0)
-            if grid.smoothing > 0:
-                gradient -= spread * of_class(grid.weight, image, c, c < x.classes, grid)
-            if further is not None:
-                likely, rest_m, rest_r, t_likely, to_other = further
-                p, left, is_likely = share(values[i], pixel)
-                weight = further_weights(c, maps, image * grid.pixels + pixel.p, pixel.p, y, first, grid)
-                weight = tl.where(is_likely, 0.0, weight)
-                gradient += to_other * weight * p / tl.where(weight > 0, left, 1.0)
-                gradient += of_likely_class(values[i], likely == c, rest_m, rest_r, t_likely)
-            to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
-            there = inside & (c >= x.one) & (c < x.classes)
-            tl.store(to, gradient.to(g.data.dtype.element_ty), mask=there)
+                slope = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, x), average)
+            p, left, is_likely = share(v, pixel)
+            weight = further_weights(k, maps, start, pixel.p, pixel.y, state.first, grid)
+            weight = tl.where(is_likely | (k < 0), 0.0, weight)
+            more = further[4] * weight * p / tl.where(weight > 0, left, 1.0)
+            write_class(x, g, in_part, image, inside, v, k, slope, state, further, more, grid)

@@ -21,13 +21,26 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
-from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, launch, power_of_2, tile, tile_of
+from edgeloss.triton.tiles import (
+    EXACT,
+    IGNORED,
+    INTERPRETED,
+    Size,
+    cdiv,
+    constant,
+    launch,
+    power_of_2,
+    some,
+    tile,
+    tile_of,
+)
 
 ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
 ROWS = tl.constexpr(2 if INTERPRETED else 28)  # of a strip
+BLOCK = tl.constexpr(9)  # columns of a matrix that are factored at a time
 
 
 class Parts(NamedTuple):
@@ -163,117 +176,204 @@ def member_of(k):
 
 
 @triton.jit
-def means_of(sums, k, mask, regions, SLICES: tl.constexpr):
-    """Return the means of members k of z and r."""
+def sums_of(sums, k, mask, SLICES: tl.constexpr):
+    """Return the sums of members k of z and r."""
     of_member = sums + k * (SLICES * PRODUCTS) + 4 * AHEAD
-    return tl.load(of_member, mask=mask, other=0) / regions, tl.load(of_member + 1, mask=mask, other=0) / regions
+    return tl.load(of_member, mask=mask, other=0), tl.load(of_member + 1, mask=mask, other=0)
 
 
 @triton.jit
-def scatter_of(sums, k, other, mask, regions, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
-    """Return elements (k, other) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ."""
+def scatter_of(sums, k, other, mask, share, AREA: tl.constexpr, SLICES: tl.constexpr):
+    """Return elements (k, other) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ; ``share`` is 1 over the number of regions."""
     depth_k, row_k, column_k = member_of(k)
     depth_l, row_l, column_l = member_of(other)
     ahead = (row_l - row_k) * 5 + (column_l - column_k)
     is_back = (ahead < 0).to(tl.int32)  # the products are those of other with k
     slices = (depth_l - depth_k) * (1 - 2 * is_back) + SLICES // 2
     at = sums + (tl.where(ahead < 0, other, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
-    z_k, r_k = means_of(sums, k, k < D, regions, SLICES)
-    z_l, r_l = means_of(sums, other, other < D, regions, SLICES)
-    zz = (tl.load(at, mask=mask, other=0) - regions * z_k * z_l) * (1 / AREA)
-    zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - regions * z_k * r_l) * (1 / AREA)
-    rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - regions * r_k * z_l) * (1 / AREA)
-    rr = (tl.load(at + 3, mask=mask, other=0) - regions * r_k * r_l) * (1 / AREA)
+    z_k, r_k = sums_of(sums, k, mask, SLICES)
+    z_l, r_l = sums_of(sums, other, mask, SLICES)
+    z_k, r_k = z_k * share, r_k * share
+    zz = (tl.load(at, mask=mask, other=0) - z_k * z_l) * (1 / AREA)
+    zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - z_k * r_l) * (1 / AREA)
+    rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - r_k * z_l) * (1 / AREA)
+    rr = (tl.load(at + 3, mask=mask, other=0) - r_k * r_l) * (1 / AREA)
     return zz, zr, rz, rr
 
 
 @triton.jit
-def eliminate(a, i, j, COUNT: tl.constexpr):
-    """Return a symmetric matrix's pivots, and above them the transposed inverse of its factor of unit diagonal."""
-    for n in range(COUNT):
-        column = tl.sum(tl.where(j == n, a, 0.0), 1, keep_dims=True)
-        scaled = tl.where(i == n, 1.0, column) / tl.sum(tl.where(i == n, column, 0.0))
-        row = tl.trans(tl.where(i > n, column, 0.0))  # as what is left is symmetric
-        a = tl.where((i == n) & (j > n), 0.0, a) - scaled * row
-    return a
+def traces_of(sums, k, mask, share, AREA: tl.constexpr, SLICES: tl.constexpr):
+    """Return tr ZZᵀ, and what tr QQᵀ has more, in proportion to it."""
+    zz, zr, rz, rr = scatter_of(sums, k, k, mask, share, AREA, SLICES)
+    contrast = tl.sum(zz, 1, keep_dims=True)
+    contrast = tl.where(contrast > 0, contrast, 1.0)
+    return contrast, tl.sum(rr - 2 * zr, 1, keep_dims=True) / contrast
 
 
 @triton.jit
-def entropy(pivots, j, first, D: tl.constexpr):
-    """Return h of the d pivots from the first one on."""
-    of_these = (j >= first) & (j < first + D)
-    return (tl.sum(tl.where(of_these, tl.log(tl.where(of_these, pivots, 1.0)), 0.0)) - D * LOG_A) * 0.5
+def cholesky(a):
+    """Return the factors of 9 × 9 matrices, with reciprocals on the diagonal, and the product of the pivots.
+
+    Matrices and factors are tuples of their lower triangles, row by row: a thread has all of one in its registers.
+    """
+    product = a[0] * 0 + 1
+    for n in tl.static_range(BLOCK):
+        pivot = tl.where(a[n * (n + 3) // 2] > 0, a[n * (n + 3) // 2], float("nan"))
+        product, inverse = product * pivot, tl.rsqrt(pivot)
+        column, left = (), ()
+        for i in tl.static_range(BLOCK):
+            column += (inverse if i <= n else a[i * (i + 1) // 2 + n] * inverse,)
+        for i in tl.static_range(BLOCK):
+            for j in tl.static_range(i + 1):
+                if j < n:
+                    left += (a[i * (i + 1) // 2 + j],)
+                elif j == n:
+                    left += (column[i],)
+                else:
+                    left += (a[i * (i + 1) // 2 + j] - column[i] * column[j],)
+        a = left
+    return a, product
+
+
+@triton.jit
+def divided(x, factor):
+    """Return rows x times the inverse of a transposed factor."""
+    done = ()
+    for i in tl.static_range(BLOCK):
+        value = x[i]
+        for j in tl.static_range(i):
+            value -= done[j] * factor[i * (i + 1) // 2 + j]
+        done += (value * factor[i * (i + 3) // 2],)
+    return done
+
+
+@triton.jit
+def less_products(x, columns, row, row_of_block, mask, is_there, STEP: tl.constexpr):
+    """Return rows x of a block of columns, less their products with the rows of the block in columns before it."""
+    own, left = (), ()
+    for i in tl.static_range(BLOCK):
+        own += (tl.load(columns + (i * STEP + row), mask=mask, other=0.0),)
+    for c in tl.static_range(BLOCK):
+        value = x[c]
+        for i in tl.static_range(BLOCK):
+            value -= own[i] * tl.load(columns + (i * STEP + row_of_block + c), mask=is_there, other=0.0)
+        left += (value,)
+    return left
+
+
+@triton.jit
+def factorize(sums, factor, inside, row, of_q, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
+    """Write the inverse factor, and return the logarithms of determinants, that of the last d pivots of the joint one.
+
+    Three matrices are factored side by side, nine columns at a time, by a thread for each of their rows: the joint one
+    of q and r [2d, 2d], Σ_zz, and that of doubled labels. Each thread factors the block on the diagonal, in registers.
+    Rows above it are those of the transposed inverse, which begin as the identity. What threads need of each other's
+    rows goes through memory, ``factor`` [2d, 4d] by columns.
+    """
+    kind, k, STEP = row // D, row % D, 4 * D  # rows of q, of r, of z, and of doubled z
+    origin = tl.where(kind < 2, 0, kind * D)  # the first row of the same matrix
+    own, logs = row - origin, inside * of_q * 0.0
+    for start in range(0, 2 * D, BLOCK):
+        is_below, is_of_r = own >= start, row * 0 + start >= D
+        is_there = inside & (origin + start < STEP)  # the last matrix has no more columns
+        x, block, whole, to = (), (), (), factor + (start * STEP + row)
+        for c in tl.static_range(BLOCK):
+            other = start + c - D * is_of_r.to(tl.int32)
+            zz, zr, rz, rr = scatter_of(sums, k, other, inside & is_below, share, AREA, SLICES)
+            of_r, noise_of_r = tl.where(is_of_r, rr, rz - rr), tl.where(is_of_r, of_q + A, -of_q)
+            value = tl.where(kind == 0, zz - zr - rz + rr, tl.where(kind == 1, of_r, (kind - 1) * zz))
+            noise = tl.where(kind == 0, of_q, tl.where(kind == 1, noise_of_r, A))
+            x += (tl.where(is_below, value + tl.where(k == other, noise, 0.0), 0.0),)
+        for before in range(0, start, BLOCK):
+            is_read = inside & (is_below | (own < before + BLOCK))  # not what is left of the factor
+            x = less_products(x, factor + before * STEP, row, origin + start, is_read, is_there, STEP)
+        for c in tl.static_range(BLOCK):
+            tl.store(to + c * STEP, x[c], mask=inside)
+        tl.debug_barrier()
+        for i in tl.static_range(BLOCK):
+            for j in tl.static_range(i + 1):
+                at = factor + ((start + j) * STEP + origin + start + i)
+                block += (tl.load(at, mask=is_there, other=0.0),)
+        block, product = cholesky(block)
+        logs += tl.where((kind < 2) == is_of_r, tl.log(product), 0.0)
+        for c in tl.static_range(BLOCK):
+            one = tl.where(own == start + c, 1.0, 0.0)
+            whole += (tl.where(is_below & (own < start + BLOCK), one, x[c]),)
+        whole = divided(whole, block)
+        tl.debug_barrier()
+        for c in tl.static_range(BLOCK):
+            tl.store(to + c * STEP, whole[c], mask=inside)
+        tl.debug_barrier()
+    return logs
+
+
+@triton.jit
+def entropy(logs, is_of, D: tl.constexpr):
+    """Return h of the matrix, of which a row has the logarithm of the determinant."""
+    return (tl.sum(tl.where(is_of, logs, 0.0), 1, keep_dims=True) - D * LOG_A) * 0.5
 
 
 @triton.jit
 def solve_kernel(
-    sums, map_class, values, factor, slopes, regions, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
+    sums, map_class, values, factor, slopes, maps, share: tl.float64,
+    AREA: tl.constexpr, D: tl.constexpr, AT_ONCE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant."""
     SLICES: tl.constexpr = 5 if D == 27 else 1
-    of_map, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
-    sums, values, factor = sums + of_map * (D * SLICES * PRODUCTS), values + of_map * 2, factor + of_map * (2 * D * D)
-    tl.store(values, 0.0)
-    tl.store(values + 1, 0.0)
-    if tl.load(map_class + of_map) >= 0:
-        top, left, k, other = i < D, j < D, i - D * (i >= D).to(tl.int32), j - D * (j >= D).to(tl.int32)
-        inside = (i < 2 * D) & (j < 2 * D)
-        zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
-        noise = tl.where((i == j) & inside, tl.full([TILE, TILE], A, tl.float64), 0.0)
-        labels = tl.where(top & left, zz, tl.where(top | left, 0.0, 2 * zz)) + noise
-        pivots = tl.sum(tl.where(i == j, eliminate(labels, i, j, 2 * D), 0.0), 0, keep_dims=True)
-        known, doubled = entropy(pivots, j, 0, D), entropy(pivots, j, D, D)
+    of_map, row = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)[:, None], tl.arange(0, TILE)[None, :]
+    has_class = tl.load(map_class + of_map, mask=of_map < maps, other=IGNORED) >= 0
+    values, of_map = values + 2 * of_map, of_map.to(tl.int64)
+    sums, factor = sums + of_map * (D * SLICES * PRODUCTS), factor + of_map * (8 * D * D)
+    slopes += of_map * (D * (50 * SLICES + 1))
+    if some(has_class):
+        contrast, excess = traces_of(sums, row % D, has_class & (row < D), share, AREA, SLICES)
+        of_q = A * (1 + tl.maximum(excess, 0.0))
+        logs = factorize(sums, factor, has_class & (row < 4 * D), row, of_q, share, AREA, SLICES, D)
+        left, known, doubled = [entropy(logs, row == first, D) for first in (0, 2 * D, 3 * D)]
         scale = 2 * known - doubled
-        if scale > LEAST:
-            # Again, as registers do not hold them until here.
-            zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
-            of_trace = (i == j) & top
-            contrast = tl.sum(tl.sum(tl.where(of_trace, zz, 0.0), 1))
-            excess = tl.sum(tl.sum(tl.where(of_trace, rr - 2 * zr, 0.0), 1)) / contrast
-            of_q = tl.where(inside & (k == other), A * (1 + tl.maximum(excess, 0.0)), 0.0)
-            of_q_r, of_r_q = zr - rr - of_q, rz - rr - of_q
-            of_q, of_r = zz - zr - rz + rr + of_q, rr + of_q + noise
-            joint = tl.where(top, tl.where(left, of_q, of_q_r), tl.where(left, of_r_q, of_r))
-            joint = eliminate(joint, i, j, 2 * D)
-            pivots = tl.sum(tl.where(i == j, joint, 0.0), 0, keep_dims=True)
-            failed = tl.sum(tl.where((j < 2 * D) & (pivots > 0), 1, 0)) < 2 * D
-            tl.store(values, tl.where(failed, float("nan"), 1 + (entropy(pivots, j, D, D) - known) / scale))
-            tl.store(values + 1, 1.0)
-            # V, the last rows of the inverse factor.
-            v = tl.where(i < j, joint, tl.where(i == j, 1.0, 0.0)) / tl.sqrt(tl.where(j < 2 * D, pivots, 1.0))
-            tl.store(factor + (j - D) * (2 * D) + i, v, mask=inside & (j >= D))
-            tl.debug_barrier()  # they are read by others than they were written by
-            scale = tl.where(failed, float("nan"), scale * AREA)
-            of_noise = tl.where(excess > 0, A / contrast, 0.0)
-            slopes += of_map * (D * (50 * SLICES + 1))
-            write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES, D)
+        has_term, value = has_class & (scale > LEAST), 1 + (left - known) / scale
+        tl.store(values, tl.where(has_term, value, 0.0), mask=of_map < maps)
+        tl.store(values + 1, tl.where(has_term, 1.0, 0.0), mask=of_map < maps)
+        of_noise, scale = tl.where(excess > 0, A / contrast, 0.0), tl.where(value == value, scale * AREA, value)
+        write_slopes(factor, sums, slopes, of_noise, scale, has_term, share, SLICES, D, AT_ONCE)
+    else:
+        tl.store(values, 0.0, mask=of_map < maps)
+        tl.store(values + 1, 0.0, mask=of_map < maps)
 
 
 @triton.jit
-def write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES: tl.constexpr, D: tl.constexpr):
+def write_slopes(
+    factor, sums, slopes, of_noise, scale, has_term, share,
+    SLICES: tl.constexpr, D: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """Write the slopes by members k: of z and r at each displacement, and a constant. dU = ½ tr(VᵀV dJ)."""
-    SHIFTS: tl.constexpr = 25 * SLICES
-    k, n = tl.arange(0, 32 if D == 27 else 16)[:, None], tl.arange(0, 128 if D == 27 else 32)[None, :]
-    depth, row, column = member_of(k)
-    depth, row, column = depth + n // 25 - SLICES // 2, row + n // 5 % 5 - 2, column + n % 5 - 2
-    exists = (k < D) & (n < SHIFTS) & (depth >= 0) & (depth <= SLICES // 2) & (row >= 0) & (row < 3)
-    exists, other = exists & (column >= 0) & (column < 3), (depth * 3 + row) * 3 + column
-    of_z, of_r = tl.zeros(exists.shape, tl.float64), tl.zeros(exists.shape, tl.float64)
-    squares = tl.zeros(k.shape, tl.float64)
-    for i in range(D):
-        v = factor + i * (2 * D)
-        difference = tl.load(v + k, mask=k < D, other=0.0) - tl.load(v + D + k, mask=k < D, other=0.0)
-        v_q, v_r = tl.load(v + other, mask=exists, other=0.0), tl.load(v + D + other, mask=exists, other=0.0)
+    K: tl.constexpr = 32 if D == 27 else 16
+    LENGTH: tl.constexpr = 50 * SLICES
+    factor, sums, has_term, of_noise, scale = [each[:, :, None] for each in (factor, sums, has_term, of_noise, scale)]
+    k, other = tl.arange(0, K)[None, :, None], tl.arange(0, K)[None, None, :]
+    n = tl.arange(0, 256 if D == 27 else 64)[None, None, :]
+    has_k, has_other, to = has_term & (k < D), has_term & (other < D), slopes[:, :, None] + k * (LENGTH + 1)
+    tl.store(to + n, k * n * 0.0, mask=has_k & (n < LENGTH))  # most displacements are those of no other member
+    of_z, of_r = tl.zeros([AT_ONCE, K, K], tl.float64), tl.zeros([AT_ONCE, K, K], tl.float64)
+    squares = tl.zeros([AT_ONCE, K, 1], tl.float64)
+    for i in tl.range(D, loop_unroll_factor=3):  # V, the last rows of the inverse factor
+        v = factor + (D + i) * (4 * D)
+        difference = tl.load(v + k, mask=has_k, other=0.0) - tl.load(v + D + k, mask=has_k & (k <= i), other=0.0)
+        v_q = tl.load(v + other, mask=has_other, other=0.0)
+        v_r = tl.load(v + D + other, mask=has_other & (other <= i), other=0.0)
         of_z += difference * v_q
         of_r -= difference * (v_q - v_r)
         squares += difference * difference
-    of_noise = tl.where(exists & (k == other), of_noise * tl.sum(squares), 0.0)
+    of_noise = tl.where(k == other, of_noise * tl.sum(squares, 1, keep_dims=True), 0.0)
     of_z, of_r = (of_z + of_noise) / scale, (of_r - of_noise) / scale
-    z_l, r_l = means_of(sums, other, exists, regions, SLICES)
-    to = slopes + k * (2 * SHIFTS + 1)
-    tl.store(to + 2 * n, of_z, mask=(k < D) & (n < SHIFTS))
-    tl.store(to + 2 * n + 1, of_r, mask=(k < D) & (n < SHIFTS))
-    tl.store(to + 2 * SHIFTS, -tl.sum(of_z * z_l + of_r * r_l, 1, keep_dims=True), mask=k < D)
+    z_l, r_l = sums_of(sums, other, has_other, SLICES)
+    depth_k, row_k, column_k = member_of(k)
+    depth_l, row_l, column_l = member_of(other)
+    shift = ((depth_l - depth_k + SLICES // 2) * 5 + row_l - row_k + 2) * 5 + column_l - column_k + 2
+    tl.debug_barrier()  # zeros are written by others
+    tl.store(to + 2 * shift, of_z, mask=has_k & (other < D))
+    tl.store(to + 2 * shift + 1, of_r, mask=has_k & (other < D))
+    tl.store(to + LENGTH, -share * tl.sum(of_z * z_l + of_r * r_l, 2, keep_dims=True), mask=has_k)
 
 
 @triton.jit
@@ -345,12 +445,13 @@ def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: T
     products = empty(maps, members.shape[1], slices * PRODUCTS.value)
     programs = [maps * cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
     launch(products_kernel, programs[0], size.width, block, z, r, map_class, products, parts, warps=1)
-    sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, d, 2 * d)
+    sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, 2 * d, 4 * d)
     of_members = empty(maps, d, 50 * slices + 1)
-    regions = math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
+    share = 1 / math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
-    of_maps, block_d = (sums, map_class, values, factor, of_members), power_of_2(2 * d)
-    launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, constant(d), warps=4 if d == 9 else 8)
+    at_once, rows = power_of_2(maps) if INTERPRETED else 1, power_of_2(4 * d)
+    given = sums, map_class, values, factor, of_members, maps, share, area, constant(d), constant(at_once)
+    launch(solve_kernel, cdiv(maps, at_once), rows, rows, *given, warps=rows // 32)
     totals = values.view(images, -1, 2).sum(1)
     if slopes is not None:
         stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)

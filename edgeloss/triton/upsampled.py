@@ -1,7 +1,7 @@
 """Logits of lower resolution → where each pixel's logits come from; the gradient of pixels → that of these logits.
 
 As torch does it with ``align_corners=False``. Kernels interpolate wherever they read logits, and must get the same bits
-each time, since the largest one is recognized by being equal to it: they are compiled without fused multiply-add.
+each time, since the largest one is recognized by being equal to it: which products are fused with a sum is explicit.
 """
 
 from __future__ import annotations

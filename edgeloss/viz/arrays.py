@@ -21,7 +21,7 @@ from edgeloss.fields import boundary_distance
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import NO_POWER, Options
-from edgeloss.reduction import TermMaps
+from edgeloss.reduction import LossMaps
 from edgeloss.viz.neighbors import Neighbors, find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
 
@@ -278,7 +278,8 @@ def _examine_band(
     _, cross_entropy = reference.cross_entropy_map(x, y, valid, checked.weight, options.label_smoothing)
     same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
     shown = None if distance is None else distance[:, own].to(x.dtype)
-    maps = reduction.loss_maps(TermMaps(cross_entropy, same_side, other_side, mask, shown), options)
+    edge = reduction.edge_term(other_side, same_side, options)
+    maps = LossMaps(cross_entropy, same_side, other_side, edge, mask, shown)
     values = {name: part for name, part in maps._asdict().items() if part is not None}
     prediction = x.max(1)
     values["prediction"] = prediction.indices.to(torch.int32).masked_fill_(prediction.values.isnan(), -1)
@@ -387,7 +388,7 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as [B, C, H, W] and target as [B, H, W]."""
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
+        raise TypeError(f"logits: expected a tensor, but got {hints.not_a_tensor('logits', logits)}")
     inputs.check_target(target)
     if logits.ndim == 5:
         raise ValueError(

@@ -101,9 +101,14 @@ def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: 
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"radius": (2, 1)}, {"decay": 2.0}])
-def test_tiles_as_small_as_those_of_a_device_agree(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most have labels of one class within reach, and are skipped where pixels get the weights of edges."""
+@pytest.mark.parametrize(("classes", "options"), [(3, {"radius": (2, 1)}), (3, {"decay": 2.0}), (40, {})])
+def test_tiles_as_small_as_those_of_a_device_agree(
+    classes: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most have labels of one class within reach, and are skipped where pixels get the weights of edges.
+
+    Of 40 classes most are in no image; those that are, and those around pixels, get their gradient last.
+    """
     from edgeloss.triton import call
 
     monkeypatch.setattr(call, "INTERPRETED", False)
@@ -111,7 +116,8 @@ def test_tiles_as_small_as_those_of_a_device_agree(options: dict[str, Any], monk
     monkeypatch.setattr(call, "tile_of", lambda _, on_device, *most: 64 if on_device == call.OF_LABELS else 1024)
     y = torch.zeros(1, 19, 27, dtype=torch.int64)
     y[:, 9, 9], y[:, 12:, 18:], y[:, :3, 22:] = 1, 2, -100
-    x = torch.randn(1, 3, 19, 27, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    y[:, 9, 10] = 2
+    x = torch.randn(1, classes, 19, 27, generator=torch.Generator().manual_seed(0), requires_grad=True)
     results = []
     for column in (TRITON, Column("reference")):
         value, terms = column.loss(x, y, return_terms=True, **options)

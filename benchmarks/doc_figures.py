@@ -268,7 +268,7 @@ def readme_sentences() -> list[str]:
     return [
         *pretrained_sentences(),
         f"{camvid} points on CamVid and {sstem} on ssTEM",
-        f"On CamVid the control is {behind:.1f} points of F1 behind",
+        f"the {behind:.1f} points of F1 by which the rival is behind on CamVid from scratch",
     ]
 
 

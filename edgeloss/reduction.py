@@ -190,12 +190,14 @@ def shared_denominators(rows: Scalars, like: Tensor, inputs: Inputs, options: Op
     both = rows[DENOMINATOR_ROWS] if inputs.normalizer is None else [scalar(value) for value in inputs.normalizer]
     if options.reduction == "sum":
         return [torch.ones_like(value) if isinstance(value, Tensor) else 1.0 for value in both]
-    if is_shared(options):
-        # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
-        total = vector(both, like)
-        dist.all_reduce(total)
-        both = scalars(total / dist.get_world_size())
-    return both
+    # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
+    return scalars(_over_ranks(both, like) / dist.get_world_size()) if is_shared(options) else both
+
+
+def _over_ranks(values: Scalars, like: Tensor) -> Tensor:
+    total = vector(values, like)
+    dist.all_reduce(total)
+    return total
 
 
 # ------------------------------------------------------------------------------------------- the balance of the classes
@@ -267,11 +269,7 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Scalars:
     _, same_side, other_side, _, e, *_ = scalars(sums)
     uniform, weight = uniform_edge_term(classes, options), options.other_side_weight + options.same_side_weight
     added = [edge_term(other_side, same_side, options), e * uniform, e * weight]
-    if not is_shared(options):
-        return added
-    total = vector(added, sums)
-    dist.all_reduce(total)
-    return scalars(total)
+    return scalars(_over_ranks(added, sums)) if is_shared(options) else added
 
 
 def uniform_edge_term(classes: int, options: Options) -> float:

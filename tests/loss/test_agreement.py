@@ -13,8 +13,9 @@ import brute_force
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from calls import CHOICES, ON_GPU, Row, make_case
-from columns import INTERPRETED, Column, each_column, interpolated
+from columns import INTERPRETED, Column, each_column
 from oracle import Answer
 from pairwise import EXHAUSTIVE, pairwise
 from roundings import LIMITS, Case, compare, run
@@ -129,7 +130,8 @@ def test_long_doubles_agree_with_loops(row: Row) -> None:
     case = make_case(row)
     answer, (x, y, options) = case.answer(), case.arguments()
     multilabel, size = options["multilabel"], y.shape[2 - x.ndim :]
-    x = interpolated(torch.from_numpy(np.where(answer.is_read, x, 0)), size).numpy()
+    low = torch.from_numpy(np.where(answer.is_read, x, 0))
+    x = F.interpolate(low, size, mode="bilinear" if len(size) == 2 else "trilinear").numpy()
     count = 2 if multilabel else max(2, x.shape[1])
     given = {name: options[name] for name in ("ignore_index", "power", "decay", "spacing", "label_smoothing")}
     given["radius"] = tuple(min(r, n) for r, n in zip(options["radius"], size, strict=True))

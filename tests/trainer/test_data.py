@@ -132,6 +132,10 @@ def test_color_varies_brightness_contrast_and_saturation(tmp_path: Path) -> None
     low, high = torch.stack(factors).aminmax(dim=0)
     assert ((low > 0.599) & (low < 0.8)).all()
     assert ((high > 1.2) & (high < 1.401)).all()
+    save(tmp_path, "a", blocks(), 255 * (noise > 119).astype(np.uint8))
+    clipped = open_folder(tmp_path, augment=Augment(**STILL | {"color": 1.0}))[0][0]
+    rgb = clipped * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+    assert -1e-6 < rgb.min() < rgb.max() < 1 + 1e-6
 
 
 def test_color_of_volumes_varies_contrast_and_brightness(folder: Path) -> None:

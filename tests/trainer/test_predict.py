@@ -180,6 +180,12 @@ def _change(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> Non
             "{c}: expected a checkpoint of train.py, but got another: 'segmentation'",
         ),
         (
+            lambda c, i: _change(c, lambda state: state["segmentation"]["classes"].pop()),
+            [],
+            "{c}: expected a checkpoint of train.py, but got another: size mismatch for head.bias",
+        ),
+        (lambda c, i: shutil.rmtree(i), [], "{i}: no such file or folder"),
+        (
             lambda c, i: make_checkpoint(c, size=[16, 24]),
             ["--window", "8", "8"],
             "--window: expected --scale too, since training resized all images to 16 × 24",
@@ -216,3 +222,10 @@ def test_an_error_is_one_line(
     assert message_line.startswith(f"predict.py: {message.format(c=checkpoint, i=images, o=tmp_path / 'out')}")
     assert message_line.count("\n") == 1
     assert not [name for name in written(tmp_path) if ".edgeloss" in name]
+
+
+@pytest.mark.parametrize("scale", ["0", "nan"])
+def test_bad_options(scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path / "best.ckpt", tmp_path, tmp_path / "out", "--scale", scale)
+    assert f"--scale: expected a factor > 0, but got {float(scale)}" in capsys.readouterr().err

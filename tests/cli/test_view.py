@@ -27,11 +27,18 @@ Drawn = list[tuple[tuple[Any, ...], dict[str, Any]]]
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     """Record the look of panels that would be drawn; test_view_writes_the_format_of_the_suffix draws them."""
     calls: Drawn = []
+    given: list[tuple[Any, ...]] = []
+    read_look = pages.read_look
 
-    def note(arrays: Any, *look: Any, **shown: Any) -> TextFigure:
-        calls.append((look, shown))
+    def note_look(arrays: Any, *look: Any) -> Any:
+        given.append(look)
+        return read_look(arrays, *look)
+
+    def note(arrays: Any, look: Any, **shown: Any) -> TextFigure:
+        calls.append((given[-1], shown))
         return TextFigure(figsize=(1, 1))
 
+    monkeypatch.setattr(pages, "read_look", note_look)
     monkeypatch.setattr(pages, "draw_panel", note)
     return calls
 

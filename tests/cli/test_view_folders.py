@@ -22,7 +22,7 @@ from PIL import Image
 
 from edgeloss import io
 from edgeloss.cli import pages
-from edgeloss.viz import examined
+from edgeloss.viz import arrays
 
 ITEMS = "data.parts.find(({ kind }) => kind === 'gallery').items"  # of an index in a browser
 
@@ -32,9 +32,9 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """Replace reports, which take a second each and megabytes, by their titles; return the links of each."""
     found: dict[str, dict[str, str]] = {}
 
-    def report(*shown: Any, links: dict[str, str], **options: Any) -> str:
-        found[shown[-1]] = links
-        return str(shown[-1])
+    def report(examined: Any, criterion: Any, look: Any, *, links: dict[str, str], **options: Any) -> str:
+        found[look.title] = links
+        return str(look.title)
 
     monkeypatch.setattr(pages, "draw_report", report)
     return found
@@ -69,8 +69,8 @@ def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[st
 
 def test_each_picture_is_examined_once(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    examine = examined.examine
-    monkeypatch.setattr(examined, "examine", lambda *given, **more: seen.append(given) or examine(*given, **more))
+    examine = arrays.examine
+    monkeypatch.setattr(arrays, "examine", lambda *given, **more: seen.append(given) or examine(*given, **more))
     assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 20, "--json").code == 0
     assert len(seen) == 3
 

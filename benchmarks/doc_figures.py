@@ -22,16 +22,15 @@ from quality.command import RESULTS
 from quality.runs import read_plan
 from quality.scores import scale_of
 from quality.tables import BASELINE, Summary, rows_of, summarize
-from result_table import Row, read_rows
+from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
-CONTROL, OURS, NO_REGIONS = (
-    "edge-weighted CE (k 12, class_balance 1)",
-    "EdgeAwareLoss() (region_weight 0.25)",
-    "EdgeAwareLoss() (region_weight 0)",
-)
-RIVAL, NEW = "CE + Dice (weight 2, k 12, class_balance 1)", "EdgeAwareLoss()"  # of version 0.3
+CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 2, k 12, class_balance 1)"
+NEW = "EdgeAwareLoss()"
+# The default of the five data sets, and the same without its region term.
+OURS, NO_REGIONS = (f"EdgeAwareLoss() (region_weight {weight}, version 0.2)" for weight in ("0.25", "0"))
 MAIN = ("f1_1", "boundary_iou_005", "miou")
+PRETRAINED = "camvid 240 × 180"
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
 Lines = Callable[[], list[str]]
@@ -42,26 +41,20 @@ class Figures(NamedTuple):
 
     Attributes:
         command: what measures them, or prints them from the results.
-        results: the file.
         tables: by page, the lines of the table.
         sentences: by page, parts of its text.
+        results: the file.
     """
 
     command: str
-    results: str
     tables: dict[str, Lines] = {}  # noqa: RUF012
     sentences: dict[str, Lines] = {}  # noqa: RUF012
+    results: str = "quality.jsonl"
 
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:
     """Return a table in Markdown; heads have a colon where numbers align to the right."""
-    cells = heads.split(" | ")
-    lines = "|".join("--:" if cell.endswith(":") else "---" for cell in cells)
-    return [
-        f"| {' | '.join(cell.removesuffix(':') for cell in cells)} |",
-        f"|{lines}|",
-        *(f"| {row} |" for row in rows),
-    ]
+    return markdown_table(heads.split(" | "), ([row] for row in rows))
 
 
 # ---------------------------------------------------------------------------------------------------------------- speed
@@ -165,9 +158,9 @@ def gpu_table() -> list[str]:
 
 
 @cache
-def results_of(plan: str, *results: str, held_out: bool = False) -> dict[str, list[Row]]:
+def results_of(plan: str, *, held_out: bool = False) -> dict[str, list[Row]]:
     """Return the rows of a plan's runs by their setting, in the order of the plan."""
-    return rows_of([RESULTS / name for name in results], read_plan(ROOT / "configs" / plan, held_out=held_out))
+    return rows_of(RESULTS / "quality.jsonl", read_plan(ROOT / "configs" / plan, held_out=held_out))
 
 
 def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summary]:
@@ -176,24 +169,19 @@ def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summar
 
 
 @cache
-def quality(data: str, baseline: str = BASELINE) -> dict[str, Summary]:
-    """Return the summaries of one of the five data sets by loss."""
-    return summaries(results_of("quality-sets.yaml", "quality.jsonl")[data], baseline)
-
-
-@cache
-def pretrained(baseline: str = BASELINE, setting: str = "camvid 240 × 180") -> dict[str, Summary]:
-    """Return the summaries of the pretrained network by loss, in a setting of its plan."""
-    return summaries(results_of("quality-pretrained.yaml", "pretrained.jsonl")[setting], baseline)
+def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of one of the five data sets, or of a setting of the pretrained network, by loss."""
+    plan = "quality-sets.yaml" if setting in CLASSES else "quality-pretrained.yaml"
+    return summaries(results_of(plan)[setting], baseline)
 
 
 def ahead_rows() -> Iterable[str]:
     """Yield how far the default is ahead of each loss with a pretrained network, where there are several seeds."""
-    for setting, rows in results_of("quality-pretrained.yaml", "pretrained.jsonl").items():
+    for setting, rows in results_of("quality-pretrained.yaml").items():
         for loss in dict.fromkeys(row["loss"] for row in summarize(rows, NEW)):
-            difference = pretrained(loss, setting)[NEW].get("differences")
+            difference = quality(setting, loss)[NEW].get("differences")
             if loss != NEW and difference and len(difference["f1_1"]["values"]) > 1:
-                yield f"{setting} | {loss} | {gains(pretrained(loss, setting)[NEW])}"
+                yield f"{setting} | {loss} | {gains(quality(setting, loss)[NEW])}"
 
 
 def scores(summary: Summary) -> str:
@@ -232,7 +220,7 @@ def sets_row(data: str) -> str:
 
 def readme_table() -> list[str]:
     """Return the scores of three losses, the last one's bold where all intervals exclude 0."""
-    sets = {"camvid, pretrained network": [pretrained()[loss] for loss in (BASELINE, RIVAL, NEW)]}
+    sets = {"camvid, pretrained network": [quality(PRETRAINED)[loss] for loss in (BASELINE, RIVAL, NEW)]}
     sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
     rows = []
     for data, found in sets.items():
@@ -248,11 +236,11 @@ def gains_table(first: str, rows: Iterable[str]) -> list[str]:
     return table(f"{first} | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:", rows)
 
 
-def trained_table(plan: str, *results: str, held_out: bool = False) -> list[str]:
+def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
     """Return the mean scores of a plan's losses over the seeds that edgeloss was trained with."""
     names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
     cells = []
-    for setting, rows in results_of(plan, *results, held_out=held_out).items():
+    for setting, rows in results_of(plan, held_out=held_out).items():
         seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] in ("module", "ours")}
         found = summaries(row for row in rows if row["run"]["seed"] in seeds)
         if len(found) == 1:  # nothing to compare with yet
@@ -270,7 +258,7 @@ def trained_table(plan: str, *results: str, held_out: bool = False) -> list[str]
 
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
-    return [f"{points(pretrained()[NEW])} points with a pretrained network"]
+    return [f"{points(quality(PRETRAINED)[NEW])} points with a pretrained network"]
 
 
 def readme_sentences() -> list[str]:
@@ -280,13 +268,13 @@ def readme_sentences() -> list[str]:
     return [
         *pretrained_sentences(),
         f"{camvid} points on CamVid and {sstem} on ssTEM",
-        f"On CamVid the control is {behind:.1f} points of F1 behind",
+        f"the {behind:.1f} points of F1 by which the rival is behind on CamVid from scratch",
     ]
 
 
 def holm_sentences() -> list[str]:
     """Return the largest p-value of cross-entropy and the rival next to the default, adjusted for their number."""
-    compared = (pretrained(NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
+    compared = (quality(PRETRAINED, NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
     largest = max(differences[name]["p_holm"] for differences in compared for name in MAIN[:2])
     return [f"both p-values, by Holm's method, are {largest:.3f} or less"]
 
@@ -294,7 +282,7 @@ def holm_sentences() -> list[str]:
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
-    ahead, ratio = pretrained()[NEW]["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
+    ahead, ratio = quality(PRETRAINED)[NEW]["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
     what = (
         "of boundary F1 (1 px) on CamVid, next to cross-entropy, with a pretrained network, over five seeds",
         "of `F.cross_entropy`, forward and backward, for 19 classes on a CPU",
@@ -309,7 +297,6 @@ OF_PLAN = "python benchmarks/quality.py table --split val --plan configs"
 FIGURES = {
     "speed": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
-        "speed.jsonl",
         {
             "docs/performance.md": lambda: cases_table("case", "table", held=True),
             "README.md": lambda: table(
@@ -317,30 +304,30 @@ FIGURES = {
             ),
         },
         {"docs/performance.md": lambda: [machine("cores", "threads")], "README.md": memory_sentences},
+        results="speed.jsonl",
     ),
     "cliffs": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --cliffs",
-        "speed.jsonl",
         {"docs/performance.md": lambda: cases_table("random labels", "cliffs", held=False)},
+        results="speed.jsonl",
     ),
     "gpu": Figures(
         "python benchmarks/gpu_day.py --workers 14 --output benchmarks/results/gpu.jsonl",
-        "gpu.jsonl",
         {"docs/performance.md": gpu_table},
+        results="gpu.jsonl",
     ),
     "step": Figures(
         f"python benchmarks/speed.py step {MASKS} --output benchmarks/results/step.jsonl",
-        "step.jsonl",
         sentences={"docs/training.md": step_sentences},
+        results="step.jsonl",
     ),
     "cost": Figures(
         f"python benchmarks/speed.py peers {MASKS} --output benchmarks/results/peers.jsonl",
-        "peers.jsonl",
         {"docs/quality-peers.md": peers_table},
+        results="peers.jsonl",
     ),
     "sets": Figures(
         f"{OF_PLAN}/quality-sets.yaml",
-        "quality.jsonl",
         {
             "README.md": readme_table,
             "docs/quality.md": lambda: table(
@@ -351,17 +338,14 @@ FIGURES = {
     ),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
-        "quality.jsonl",
         {"docs/README.md": landing_table},
     ),
     "gains": Figures(
         f"{OF_PLAN}/quality-sets.yaml",
-        "quality.jsonl",
         {"docs/quality.md": lambda: gains_table("data", (f"{d} | {gains(quality(d)[OURS])}" for d in CLASSES))},
     ),
     "region": Figures(
         f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
-        "quality.jsonl",
         {
             "docs/quality.md": lambda: gains_table(
                 "data | `region_weight=0`:",
@@ -371,23 +355,20 @@ FIGURES = {
     ),
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
-        ' --losses cross-entropy "edge-weighted CE" "EdgeAwareLoss()"',
-        "offsets.jsonl",
+        f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
+        results="offsets.jsonl",
     ),
     "rivals": Figures(
-        f"{OF_PLAN}/quality-rivals.yaml --results benchmarks/results/quality.jsonl benchmarks/results/rivals.jsonl",
-        "rivals.jsonl",
-        {"docs/quality.md": lambda: trained_table("quality-rivals.yaml", "quality.jsonl", "rivals.jsonl")},
+        f"{OF_PLAN}/quality-rivals.yaml",
+        {"docs/quality.md": lambda: trained_table("quality-rivals.yaml")},
     ),
     "pretrained": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml --results benchmarks/results/pretrained.jsonl",
-        "pretrained.jsonl",
-        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl")},
+        f"{OF_PLAN}/quality-pretrained.yaml",
+        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml")},
         {"docs/quality.md": pretrained_sentences},
     ),
     "ahead": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml --results benchmarks/results/pretrained.jsonl --baseline BASELINE",
-        "pretrained.jsonl",
+        f"{OF_PLAN}/quality-pretrained.yaml --baseline BASELINE",
         {"docs/quality.md": lambda: gains_table("data | next to", ahead_rows())},
         {"docs/quality.md": holm_sentences},
     ),
@@ -396,8 +377,7 @@ TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out imag
 FIGURES |= {
     f"trial of {name}": Figures(
         f"python benchmarks/quality.py table --split held-out --plan configs/quality-{name}.yaml",
-        "quality.jsonl",
-        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", "quality.jsonl", held_out=True)},
+        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", held_out=True)},
     )
     for name in TRIALS
 }

@@ -42,14 +42,9 @@ def alone(function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
 
 
 @contextmanager
-def processes(workers: int, start: Callable[[], object] | None = None) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of new processes, which end with this one, whether a signal stops or kills it.
-
-    Args:
-        workers: number of processes.
-        start: called at the start of each.
-    """
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (start,)) as pool:
+def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of new processes, which end with this one, whether a signal stops or kills it."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
         try:
             yield pool
         except (KeyboardInterrupt, SystemExit):  # the pool waits for its processes
@@ -58,20 +53,18 @@ def processes(workers: int, start: Callable[[], object] | None = None) -> Iterat
             raise
 
 
-def _start_process(start: Callable[[], object] | None) -> None:
-    """Let this process end as soon as its parent has ended, even if that was killed, and start it."""
+def end_with_parent() -> None:
+    """Let this process end as soon as its parent has ended, even if that was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
     parent = parent_process()
     if parent is None:
-        raise RuntimeError("processes: expected a child process, but got the main process")
+        raise RuntimeError("end_with_parent: expected a child process, but got the main process")
 
-    def end_with_parent() -> None:
+    def wait() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    if start is not None:
-        start()
+    threading.Thread(target=wait, daemon=True).start()
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

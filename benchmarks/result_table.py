@@ -15,11 +15,10 @@ from edgeloss.io import atomic_write, check_file
 Row = dict[str, Any]
 
 
-def read_rows(*paths: Path) -> list[Row]:
-    """Read all rows of tables; a file that does not exist has none."""
-    for path in paths:
-        check_file(path)
-    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+def read_rows(path: Path) -> list[Row]:
+    """Read all rows of a table; a file that does not exist has none."""
+    check_file(path)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def add_rows(path: Path, rows: Iterable[Row], key: Callable[[Row], str]) -> None:
@@ -32,6 +31,15 @@ def add_rows(path: Path, rows: Iterable[Row], key: Callable[[Row], str]) -> None
         table = {key(row): row for row in (*read_rows(path), *rows)}
         with atomic_write(path) as file:
             file.writelines((json.dumps(table[name]) + "\n").encode() for name in sorted(table))
+
+
+def markdown_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a table in Markdown; heads that end in a colon have their columns aligned to the right."""
+    heads = [*heads]
+    lines = ("--:" if head.endswith(":") else "---" for head in heads)
+    cells = [[head.removesuffix(":") for head in heads], *rows]
+    first, *others = (f"| {' | '.join(row)} |" for row in cells)
+    return [first, f"|{'|'.join(lines)}|", *others]
 
 
 @contextmanager

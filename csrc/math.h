@@ -212,18 +212,6 @@ EDGELOSS_INLINE bool is_exact(A sum) {
   return sum > std::numeric_limits<A>::min() / std::numeric_limits<A>::epsilon();
 }
 
-// Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step]; the only step of binary ones is 0.
-template <typename T, typename A>
-struct Logits {
-  const T* data;
-  int64_t class_step, pixel_step;
-  bool binary;
-
-  EDGELOSS_INLINE A at(int64_t pixel, int64_t c) const {
-    return binary && c == 0 ? A(0) : static_cast<A>(data[c * class_step + pixel * pixel_step]);
-  }
-};
-
 // Σ e^x(c) over the classes of a pixel but k, from the logits, x.at(pixel, c). Its max and its sum stay apart, as m and
 // r do: far below m, one number has no digits for both.
 template <typename A, typename X>

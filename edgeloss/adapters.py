@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgeloss import hints
-from edgeloss.inputs import check_logits, check_that, describe
+from edgeloss.inputs import check_logits, check_tensor, check_that, describe
 
 
 def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100, multilabel: bool = False) -> Tensor:
@@ -48,8 +47,7 @@ def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100
         tensor([[[2, 0]]])
     """
     check_logits(logits)
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target: expected a tensor, but got {hints.not_a_tensor('target', target)}")
+    check_tensor("target", target, "a tensor")
     dims, classes = logits.dim(), logits.shape[1]
     if multilabel:
         if target.dim() != dims or target.shape[1] != classes:

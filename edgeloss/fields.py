@@ -122,15 +122,7 @@ def _nearest_other(
 
 
 def distance_to_sites(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) -> Array:
-    """Compute the exact Euclidean distance of every pixel to the nearest site.
-
-    Args:
-        sites: [*S] bool, with at least one site.
-        spacing: size of a pixel along each axis.
-
-    Returns:
-        [*S] floating.
-    """
+    """Compute the exact Euclidean distance of every pixel [*S] to the nearest of the sites, of which there is one."""
     if sites.ndim == 2 and spacing[0] == spacing[1] and max(sites.shape) <= _EXACT_SIDE:
         import cv2  # a heavy import that `import edgeloss` should not need
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,10 +23,9 @@ from edgeloss.inputs import (
     valid_pixel_weight,
     widest,
 )
-from edgeloss.neighborhoods import find_edges, log_weights, neighbor_distance, within_reach
-from edgeloss.options import Options, Validate, check_in, is_integer, radius_per_axis, suggest_keywords
+from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance, within_reach
+from edgeloss.options import Options, Validate, check_count, check_in, radius_per_axis, suggest_keywords
 from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight, places_of_labels
-from edgeloss.weights import EdgeWeights, weigh_neighbors
 
 
 @suggest_keywords
@@ -99,11 +99,11 @@ def label_totals(
     validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
     check_label_map(target, multilabel=multilabel)
     given = {"weight": weight, "edge_class_weight": edge_class_weight}
-    tables = target.shape[1] if multilabel else None
-    if multilabel:
-        classes = 2
-    elif classes is None:
-        classes = next((x.numel() for x in given.values() if isinstance(x, Tensor)), None)
+    tables, known = (
+        target.shape[1] if multilabel else None,
+        [x.numel() for x in given.values() if isinstance(x, Tensor)],
+    )
+    classes = 2 if multilabel else classes or (known[0] if known else None)
     flat = (flat_class_weight(name, x, tables or classes or 2, target, options) for name, x in given.items())
     weight, edge_class_weight = flat
     y = target.long()
@@ -121,6 +121,26 @@ def label_totals(
     w, e = denominators(place, valid, mask, weight, pixel_weight, vu)
     counts = count_edge_pixels(y, mask, classes, tables) if count_edges and classes is not None else None
     return w.detach(), e.detach(), counts
+
+
+class EdgeWeights(NamedTuple):
+    """How much the edge terms with ``power=0`` look at each pixel, from the labels alone.
+
+    Attributes:
+        same_side: A, the weight of -log p_n(y_n) at each pixel n, [B, *S]; of a multilabel target [B, C, *S]. Adds up
+            to E, but for edge pixels without a neighbor of their own class.
+        pixel: n, the pixels that the other side looks at, once for each class k of the edge pixels around it, as
+            indices in the flattened target, [L] int64 in ascending order.
+        other_class: k, [L] int64.
+        other_side: B, the weight of -log(1 - p_n(k)), > 0, [L]. Adds up to E.
+        total: E = Σ_E v · u, 0-d, by which ``reduction="mean"`` divides.
+    """
+
+    same_side: Tensor
+    pixel: Tensor
+    other_class: Tensor
+    other_side: Tensor
+    total: Tensor
 
 
 @suggest_keywords
@@ -162,7 +182,7 @@ def edge_weights(
             Requires ``decay``.
 
     Returns:
-        :class:`edgeloss.weights.EdgeWeights`: A, B and E, in float64.
+        :class:`EdgeWeights`: A, B and E, in float64.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -179,7 +199,7 @@ def edge_weights(
         >>> weights.other_side, weights.total
         (tensor([1., 1.], dtype=torch.float64), tensor(2., dtype=torch.float64))
     """
-    _check_class_count(num_classes, multilabel=multilabel)
+    check_count("num_classes", num_classes, 1 if multilabel else 2)
     options = Options(
         ignore_index=ignore_index,
         multilabel=multilabel,
@@ -262,7 +282,7 @@ def balanced_edge_class_weight(
         >>> balanced_edge_class_weight([target], 3)
         tensor([0.7105, 1.6875, 1.0000])
     """
-    _check_class_count(num_classes, multilabel=multilabel)
+    check_count("num_classes", num_classes, 1 if multilabel else 2)
     check_in("exponent", exponent, 0, 1)
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
     counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
@@ -273,7 +293,54 @@ def balanced_edge_class_weight(
     return balanced_weight(counts, exponent=exponent)
 
 
-def _check_class_count(num_classes: int, *, multilabel: bool) -> None:
-    least = 1 if multilabel else 2
-    if not is_integer(num_classes) or num_classes < least:
-        raise ValueError(f"num_classes: expected an int, at least {least}, but got {num_classes!r}")
+# ------------------------------------------------------------------------------------------------ weights of pixels
+
+
+def weigh_neighbors(
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    vu: Tensor | None,
+    radius: Sequence[int],
+    classes: int,
+) -> EdgeWeights:
+    """Return A, B and E of maps [B, *S]; log w is None for equal weights, v · u for ones. All labels are < classes.
+
+    Symbols are those of :mod:`edgeloss.reference`, v = ``pixel_weight`` and u = ``edge_class_weight``. The logarithm of
+    a neighbor n is read by the edge pixels i around it, each with its share of a mean. Sorted by n instead of by i,
+
+        Σ_E v u S = Σ_n A_n · -log p_n(y_n)               A_n    = w_n · Σ { v_i u_i / D_i  : n ∈ N(i), y_i = y_n }
+        Σ_E v u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))     B_n(k) = w_n · Σ { v_i u_i / D'_i : n ∈ N(i), y_i = k ≠ y_n }
+
+    where i ∈ E, and D_i and D'_i are the sums of w over the neighbors of i on its own side and on the other.
+    """
+    center, label, wide = mask.flatten().nonzero().squeeze(1), y.flatten(), widest(y.device)
+    weight = torch.ones_like(center, dtype=wide) if vu is None else vu.flatten()[center].to(wide)
+    same_side, grid = torch.zeros_like(label, dtype=wide), Grid(valid, clipped(radius, y.shape))
+    key, other_side = center[:0], weight[:0]  # n · C + k
+    for i, of_i in zip(grid.split(center), grid.split(weight), strict=True):
+        row, n = grid.pairs(i)
+        k = label[i][row]
+        is_same = label[n] == k
+        share = side_shares(row, is_same, None if log_w is None else log_w.flatten()[n], len(i), wide) * of_i[row]
+        same_side.index_add_(0, n[is_same], share[is_same])
+        across = ~is_same
+        key, place = torch.unique(torch.cat([key, (n * classes + k)[across]]), return_inverse=True)
+        other_side = torch.zeros_like(key, dtype=wide).index_add_(0, place, torch.cat([other_side, share[across]]))
+    key, other_side = key[other_side > 0], other_side[other_side > 0]
+    return EdgeWeights(same_side.view_as(y), key // classes, key % classes, other_side, weight.sum())
+
+
+def side_shares(row: Tensor, is_same: Tensor, log_w: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
+    """Return w_n over the sum of w on the same side of the edge pixel, of each pair, [P].
+
+    ``row`` is the number of the edge pixel, below ``count``; ``is_same``, whether n is on its own side.
+    """
+    side = 2 * row + is_same
+    sums = torch.zeros(2 * count, dtype=dtype, device=row.device)
+    w = torch.ones_like(side, dtype=dtype)
+    if log_w is not None:  # relative to the largest of the side: all may be below the smallest number
+        largest = torch.full_like(sums, -math.inf).scatter_reduce_(0, side, log_w, "amax")
+        w = (log_w - largest[side]).exp()
+    return w / sums.index_add_(0, side, w)[side]

@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from edgeloss import fused, library, reference, region
-from edgeloss.from_labels import balanced_edge_class_weight as balanced_edge_class_weight
-from edgeloss.from_labels import check_distance
-from edgeloss.from_labels import edge_weights as edge_weights
-from edgeloss.from_labels import normalizers as normalizers
+from edgeloss.from_labels import EdgeWeights, balanced_edge_class_weight, check_distance, edge_weights, normalizers
 from edgeloss.inputs import Given, Inputs, check_inputs, check_labels, check_values, result_dtype
-from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
+from edgeloss.neighbor_nll import neighbor_nll
 from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
-from edgeloss.weights import EdgeWeights as EdgeWeights
 
 __all__ = [
     "EdgeWeights",

@@ -17,6 +17,7 @@ from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, wide
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import REGION, TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
+from edgeloss.reference import readable_logits
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
 
@@ -50,8 +51,10 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels; labels are checked too."""
     logits, uses_triton = inputs.logits, library.uses_triton(inputs.logits)
     if uses_triton and is_checked(inputs.target, options.validate):
-        check_labels(inputs.as_given(inputs.target).long(), logits.shape[1], options.ignore_index)
+        _check_labels(inputs, options)
     numbers = _numbers(inputs, options, edges=edges, count_edges=count_edges)
+    if numbers.gathers and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
+        logits = readable_logits(logits, inputs.labels()[1])
     distance = inputs.distance if edges else None
     if distance is not None:
         wide = (distance.to(widest(distance.device)) / _unit(options)).clamp(max=FAR)
@@ -75,6 +78,8 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
             returned = kernels.edge_loss.default(*given)
         outputs = Outputs(*returned[:_COUNT])
         attach = partial(_attach, kernels, given, returned)
+        if not uses_triton and is_checked(inputs.target, options.validate) and outputs.sums[SumRow.WRONG] > 0:
+            _check_labels(inputs, options)
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
@@ -82,17 +87,22 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     return Evaluation(outputs.sums, None, counts, regions, attach)
 
 
+def _check_labels(inputs: Inputs, options: Options) -> None:
+    check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
+
+
 def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
     unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
     is_spread = inputs.distance is not None
+    is_checked_inside = torch.compiler.is_compiling() or library.uses_triton(inputs.logits)
     if decay and not is_spread:
         reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)
         is_spread = 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
     return Numbers(
         ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
-        validate=VALIDATE[options.validate],
+        validate=VALIDATE[options.validate] if is_checked_inside else 0,
         tables=inputs.tables,
         edges=edges,
         count_edges=count_edges,

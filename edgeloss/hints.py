@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 def not_a_tensor(name: str, value: object) -> str:
     """Return the type of a value that is not a tensor, and how to pass it as one."""
     kind = _kind(value)
+    if name == "logits" and (place := _logits_in(value)):
+        return f"{kind}; pass {place}"
     if hasattr(value, "__array_interface__"):  # of NumPy, or an image of Pillow
         return f"{kind}; pass torch.as_tensor({name if hasattr(value, 'dtype') else f'numpy.asarray({name})'})"
     if isinstance(value, (list, tuple)) and value:
@@ -16,16 +18,15 @@ def not_a_tensor(name: str, value: object) -> str:
     return kind
 
 
-def not_logits(output: object) -> str:
-    """Return the type of what a network returned, and where it most likely has its logits."""
+def _logits_in(output: object) -> str | None:
+    """Return where what a network returned most likely has its logits."""
     for name in ("logits", "out"):
         if isinstance(output, Mapping) and name in output:
-            return f'{_kind(output)}; pass output["{name}"]'
+            return f'output["{name}"]'
         if hasattr(output, name):
-            return f"{_kind(output)}; pass output.{name}"
-    if isinstance(output, (tuple, list)) and any(map(_is_tensor, output)):
-        return f"{_kind(output)}; pass one of its tensors"
-    return not_a_tensor("logits", output)
+            return f"output.{name}"
+    is_several = isinstance(output, (tuple, list)) and any(map(_is_tensor, output))
+    return "one of its tensors" if is_several else None
 
 
 def _is_tensor(value: object) -> bool:

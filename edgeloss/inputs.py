@@ -98,14 +98,7 @@ def as_given(values: Tensor, multilabel_classes: int | None) -> Tensor:
 
 
 def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given) -> Inputs:
-    """Check the tensors of a call, except for the values of labels and distance.
-
-    Args:
-        logits: [B, C, *S].
-        target: [B, *S], or [B, C, *S] of a multilabel call.
-        options: of the call.
-        given: the other tensors of the call.
-    """
+    """Check the tensors of a call, logits [B, C, *S] and those given, except for the values of labels and distance."""
     weight, edge_class_weight, pixel_weight, distance, normalizer, is_counted = given
     multilabel, validate = options.multilabel, options.validate
     check_logits(logits)
@@ -181,12 +174,10 @@ def check_weight(
 
     Those of a multilabel loss may also be [C, 2].
     """
-    if not isinstance(weight, Tensor):
-        got = hints.not_a_tensor(name, weight)
-        if isinstance(weight, str):
-            got = f"{weight!r}; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
+    if isinstance(weight, str):
+        got = f"{weight!r}; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
         raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}")
-    check_kind(name, weight)
+    check_tensor(name, weight, "a tensor [C] of class weights")
     if weight.dim() not in ((1, 2) if multilabel else (1,)) or not weight.is_floating_point():
         shapes = "[C] or [C, 2]" if multilabel else "[C]"
         hint = "" if weight.is_floating_point() else f"; pass {name}.float()"
@@ -200,9 +191,7 @@ def check_weight(
 
 def check_logits(logits: Tensor) -> None:
     """Check type and shape of the logits."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
-    check_kind("logits", logits)
+    check_tensor("logits", logits, "a tensor")
     if logits.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         hint = "; pass the logits first, then the target" if logits.dtype in LABEL_DTYPES else ""
         raise TypeError(f"logits: expected float16, bfloat16, float32 or float64, but got {describe(logits)}{hint}")
@@ -211,8 +200,15 @@ def check_logits(logits: Tensor) -> None:
         raise ValueError(f"logits: expected [B, C, H, W] or [B, C, D, H, W], but got {describe(logits)}{hint}")
 
 
+def check_tensor(name: str, value: object, wanted: str) -> None:
+    """Check that a value is a tensor, and an ordinary one."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected {wanted}, but got {hints.not_a_tensor(name, value)}")
+    check_kind(name, value)
+
+
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Check that a tensor is an ordinary one: dense, with values, and of a batch of its own."""
+    """Check that a tensor is an ordinary one: dense, and of a batch of its own."""
     expected = f"{name}: expected a dense tensor, but got a"
     if tensor.is_nested:
         raise TypeError(f"{expected} nested one; pad the images to one size: {name}.to_padded_tensor(0)")
@@ -237,9 +233,8 @@ def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterat
     if isinstance(targets, Tensor):
         raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
     if isinstance(targets, str) or not isinstance(targets, Iterable):
-        raise TypeError(
-            f"targets: expected an iterable of tensors [B, *S], but got {hints.not_a_tensor('targets', targets)}"
-        )
+        got = hints.not_a_tensor("targets", targets)
+        raise TypeError(f"targets: expected an iterable of tensors [B, *S], but got {got}")
     for target in targets:
         if isinstance(target, (tuple, list)) and any(isinstance(part, Tensor) for part in target):
             raise TypeError(
@@ -262,9 +257,7 @@ def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
 
 def check_target(target: Tensor, *, name: str = "target") -> None:
     """Check that the target holds class indices."""
-    if not isinstance(target, Tensor):
-        raise TypeError(f"{name}: expected a tensor of class indices, but got {hints.not_a_tensor(name, target)}")
-    check_kind(name, target)
+    check_tensor(name, target, "a tensor of class indices")
     if target.requires_grad:
         raise ValueError(
             f"{name}: expected class indices, which have no gradient, but got {describe(target)} that requires grad;"
@@ -286,8 +279,7 @@ def check_pair(
     logits: Tensor, target: Tensor, *, upsample: bool = False, multilabel: bool = False, name: str = "target"
 ) -> None:
     """Check that the shapes and devices of logits and target match."""
-    if target.device != logits.device:
-        raise ValueError(f"{name}: expected device {logits.device}, as the logits, but got {target.device}")
+    check_device(name, target, logits)
     if target.shape == logits.shape[: 1 + multilabel] + logits.shape[2:]:
         return
     lead, size, got = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:]), list(target.shape)
@@ -308,13 +300,9 @@ def _is_upsampled(low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None, *, name: str = "target") -> None:
-    """Check that every label is a class or ignored; waits for the device.
+    """Check that every label [B, *S] int64 is a class or ignored; waits for the device.
 
-    Args:
-        y: labels [B, *S] int64.
-        classes: C, the number of logits per pixel; 1 means labels 0 and 1, None any label ≥ 0.
-        ignore_index: label of pixels to ignore, if any.
-        name: of the argument.
+    ``classes`` is the number of logits per pixel; 1 means labels 0 and 1, None any label ≥ 0.
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
     wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
@@ -338,15 +326,9 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
 def flat_class_weight(
     name: str, weight: Tensor | None, classes: int, like: Tensor, options: Options, *, is_counted: bool = False
 ) -> Tensor | None:
-    """Check class weights, and return them in the form of :class:`Inputs`, but in their own dtype.
+    """Check class weights [C] or [C, 2], and return them in the form of :class:`Inputs`, but in their own dtype.
 
-    Args:
-        name: of the argument.
-        weight: [C], of a multilabel call also [C, 2].
-        classes: C, of the logits.
-        like: a tensor of the call.
-        options: of the call.
-        is_counted: whether the weights come from counts, and their values need no check.
+    Those that come from counts need no check of their values.
     """
     if weight is None:
         return None
@@ -364,11 +346,7 @@ def flat_class_weight(
             expected = f"[{classes}], or [{classes}, 2] for labels 0 and 1 of each class"
         got = list(weight.shape) if options.multilabel else weight.shape[0]
         raise ValueError(f"{name}: expected {expected}, but got {got}")
-    if weight.device != like.device:
-        raise ValueError(
-            f"{name}: expected device {like.device}, as the logits, but got {weight.device}; move the loss with"
-            f" criterion.to({str(like.device)!r})"
-        )
+    check_device(name, weight, like, f"; move the loss with criterion.to({str(like.device)!r})")
     if options.multilabel and weight.dim() == 1:  # the same for both labels of a class
         weight = weight.unsqueeze(1).expand(-1, 2)
     return weight.detach().flatten()
@@ -376,17 +354,20 @@ def flat_class_weight(
 
 def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None) -> None:
     """Check type, shape and device of a map; the shape is by default that of the target, [B, *S]."""
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        is_tensor = isinstance(values, Tensor)
-        got = f"{describe(values)}; pass {name}.float()" if is_tensor else hints.not_a_tensor(name, values)
-        raise TypeError(f"{name}: expected a floating tensor, but got {got}")
-    check_kind(name, values)
+    check_tensor(name, values, "a floating tensor")
+    if not values.is_floating_point():
+        raise TypeError(f"{name}: expected a floating tensor, but got {describe(values)}; pass {name}.float()")
     expected = list(target.shape if shape is None else shape)
     if list(values.shape) != expected:
         hint = f"; pass {name}.squeeze(1)" if list(values.shape) == [*expected[:1], 1, *expected[1:]] else ""
         raise ValueError(f"{name}: expected {expected}, but got {list(values.shape)}{hint}")
-    if values.device != target.device:
-        raise ValueError(f"{name}: expected device {target.device}, as the logits, but got {values.device}")
+    check_device(name, values, target)
+
+
+def check_device(name: str, tensor: Tensor, like: Tensor, hint: str = "") -> None:
+    """Check that a tensor is on the device of the logits, which is that of another one."""
+    if tensor.device != like.device:
+        raise ValueError(f"{name}: expected device {like.device}, as the logits, but got {tensor.device}{hint}")
 
 
 def valid_pixel_weight(
@@ -422,9 +403,7 @@ def check_that(condition: Tensor, message: str) -> None:
 
 def check_mask(mask: Tensor, like: Tensor) -> None:
     """Check type, shape and device of a mask of pixels."""
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"mask: expected a bool tensor, but got {hints.not_a_tensor('mask', mask)}")
-    check_kind("mask", mask)
+    check_tensor("mask", mask, "a bool tensor")
     if mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device:
         raise ValueError(
             f"mask: expected bool {list(like.shape)} on {like.device}, but got {describe(mask)} on {mask.device}"
@@ -439,16 +418,6 @@ def normalizer_tensors(
     is_pair = isinstance(normalizer, Sequence) and len(normalizer) == 2
     if not is_pair or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer):
         raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E){got}")
-    dtype = widest(device)
-
-    def check(value: float | Tensor) -> None:
-        fits = (value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)
-        if isinstance(fits, Tensor) and torch.compiler.is_compiling():
-            torch._assert_async(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]")
-        elif not 0 <= value < math.inf:
-            raise ValueError(f"normalizer: expected finite numbers ≥ 0{got}")
-        elif not fits:
-            raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
 
     def tensor(value: float | Tensor) -> Tensor:
         if isinstance(value, Tensor):
@@ -457,10 +426,16 @@ def normalizer_tensors(
             if value.dim() or value.is_complex():
                 raise ValueError(f"normalizer: expected real 0-d tensors, but got {describe(value)}")
         if not isinstance(value, Tensor) or may_read(value, validate):
-            check(value)
+            fits = (value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)
+            if isinstance(fits, Tensor) and torch.compiler.is_compiling():
+                torch._assert_async(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]")
+            elif not 0 <= value < math.inf:
+                raise ValueError(f"normalizer: expected finite numbers ≥ 0{got}")
+            elif not fits:
+                raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
         if isinstance(value, Tensor):
-            return value.detach().to(device, dtype, non_blocking=True)
-        return torch.full((), value, dtype=dtype, device=device)
+            return value.detach().to(device, widest(device), non_blocking=True)
+        return torch.full((), value, dtype=widest(device), device=device)
 
     w, e = normalizer
     return tensor(w), tensor(e)

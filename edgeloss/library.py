@@ -123,11 +123,7 @@ def why_not_fused(
 ) -> str | None:
     """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``.
 
-    Args:
-        logits: of the call.
-        target: of the call.
-        lengths: the size of a pixel along each axis over the decay, where the kernels search for distances.
-        power: of the call.
+    ``lengths`` are the sizes of a pixel over the decay, where the kernels search for distances.
     """
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
@@ -254,12 +250,10 @@ def _driver_version() -> tuple[int, int]:
 
 
 def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: tuple[int, int]) -> str | None:
-    """Return why a library does not run on a device, None if it does.
+    """Return why a library does not run on a device of a compute capability, None if it does.
 
-    Args:
-        record: of the build: the CUDA version ``toolkit``, and the architectures ``cubins`` and ``ptx``.
-        driver: the newest CUDA version that the driver supports.
-        capability: the compute capability of the device.
+    The record of the build has the CUDA version ``toolkit``, and the architectures ``cubins`` and ``ptx``; ``driver``
+    is the newest CUDA version that the driver supports.
     """
     if "toolkit" not in record:
         return f"the library has no record, edgeloss/_build.json; {install_advice()}"

@@ -95,29 +95,23 @@ class EdgeAwareLoss(StatefulLoss):
 
     **Regions.** The region term of an image is the share of what the labels say about small regions, windows of 9 × 9
     pixels, that the best linear estimate from the softmax probabilities of these regions leaves open, averaged over the
-    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing; it can be slightly
-    negative. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.8, so only the
-    cross-entropy and the edge terms penalize it. :math:`R` is the mean over the images, weighted by what each of them
-    adds to W. The term of an image is not a sum over pixels: that of a crop differs, and the loss maps do not contain
+    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing. It measures linear
+    dependence, not correctness: only the cross-entropy and the edge terms penalize an inverted prediction. :math:`R` is
+    the mean over the images, weighted by what each adds to W. It belongs to no pixel, so the loss maps do not contain
     it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis.
-    docs/loss.md has the formula.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
-    edge pixels of the steps before it, so they are constants of the step; they converge to those that
-    ``balanced_edge_class_weight`` returns for the training labels. In the first step they are 1. The counts are buffers
-    in ``state_dict``, created by the first call. ``train()`` counts; ``eval()`` does not, nor do calls under
-    ``torch.no_grad()`` or in a transform of ``torch.func``. A call without ``normalizer`` is a step;
-    :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts are summed across the
-    ranks. Outputs with different numbers of classes need a module each. With ``multilabel`` labels 0 and 1 of each
-    class are balanced as 2 C classes.
+    edge pixels of the steps before it; in the first step they are 1. The counts are buffers in ``state_dict``, created
+    by the first call, so outputs with different numbers of classes need a module each. ``train()`` counts; ``eval()``
+    does not, nor do calls under ``torch.no_grad()`` or in a transform of ``torch.func``. A call without ``normalizer``
+    is a step; :meth:`step_normalizer` is for steps of several calls.
 
     **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
-    ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average over about the last 100 steps
-    of :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))`; :math:`\bar p` is the geometric mean of the probabilities that
-    neighbors gave to what the labels say, by default :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a
-    uniform prediction. In the first step, and in ``eval()``, the weight is ``edge_weight``: validation losses are the
-    same quantity in all epochs. What the section above says of counts applies to this average as well, but it exists
-    from the start.
+    ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average error of the edges over about the last
+    100 steps, 1 for a uniform prediction. In the first step, and in ``eval()``, it is ``edge_weight``: validation
+    losses are the same quantity in all epochs. The average is a buffer too, and changes when counts do.
+
+    docs/loss.md has the formulas of all three, and what ranks and multilabel calls add up.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:

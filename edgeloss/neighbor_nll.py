@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from edgeloss import fused, library
 from edgeloss.arguments import is_evenly_spaced
 from edgeloss.inputs import (
+    check_device,
     check_labels,
     check_logits,
     check_map,
@@ -115,8 +116,7 @@ def _check_index(
         return has_neighbors(weight, radius) if mask is None else mask
 
     if isinstance(index, Tensor) and index.shape == logits.shape:
-        if index.device != logits.device:
-            raise ValueError(f"index: expected device {logits.device}, as the logits, but got {index.device}")
+        check_device("index", index, logits)
         if reads_values and index.dtype != torch.bool:
             is_indicator = ((index == 0) | (index == 1)).all()
             check_that(is_indicator, "index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
@@ -155,55 +155,34 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     """Return -log(Σ_n w_in P_in / Σ_n w_in) over the neighbors n of i inside the image, [B, *S]; 0 off the mask.
 
     P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). The mean is formed from logarithms, as -log M_1{P_in; w_in}.
-
-    Args:
-        x: logits [B, C, *S].
-        index: [B, *S] int64, or an indicator [B, C, *S] bool.
-        weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
-        mask: [B, *S] bool.
-        radius: of the neighborhood, one per axis.
     """
     center = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, center, radius)
-    logits, shifted, log_sum, at = _gathered(x, n)
+    pixels, at = torch.unique(n, return_inverse=True)  # a pixel is the neighbor of many
+    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
     if index.dim() < x.dim():
-        a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[center][row]) - take(log_sum, at)
+        a = take(logits.log_softmax(1).flatten(), at * x.shape[1] + index.flatten()[center][row])
     else:
         chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[center]
+        log_sum = _log_sum_of_chosen(logits, torch.ones_like(logits, dtype=torch.bool))
 
         def log_chosen(row: Tensor, at: Tensor) -> Tensor:
             return _log_sum_of_chosen(take(logits, at), chosen[row]) - take(log_sum, at)
 
         # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
-        size = max(1, len(center))
-        a = torch.cat(
-            [
-                checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False)
-                for part in zip(torch.split(row, size), torch.split(at, size), strict=True)
-            ]
-            or [log_sum[:0]]
-        )
+        parts = zip(*(torch.split(values, max(1, len(center))) for values in (row, at)), strict=True)
+        of_parts = [checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        a = torch.cat(of_parts) if of_parts else log_sum[:0]
     value = negative_log_mean(a, w.log(), row, len(center), power=1.0)
     return x.new_zeros(mask.numel()).index_copy(0, center, value).view_as(mask)
-
-
-def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x, x - max and log Σ exp(x - max) of the pixels in n, [M, C] twice and [M], and the row of each of n, [P].
-
-    log p is the difference of the last two, exact at any offset of x. It does not depend on the shift, so max is
-    detached without a change of any derivative. A pixel is the neighbor of many: it is computed once.
-    """
-    pixels, at = torch.unique(n, return_inverse=True)
-    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
-    shifted = logits - logits.amax(1, keepdim=True).detach()
-    return logits, shifted, shifted.exp().sum(1).log(), at
 
 
 def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
     """Return log Σ exp(x - max) [N] over the chosen classes alone, the max being that of all; both are [N, C].
 
-    The max of the chosen ones is kept apart from the rest: far below that of all, one number has no digits for both,
-    and the derivatives, the softmax over the chosen ones, would not add up to 1.
+    No result depends on the shift, so it has no derivative. The max of the chosen ones is kept apart from the rest: far
+    below that of all, one number has no digits for both, and the derivatives, the softmax over the chosen ones, would
+    not add up to 1.
     """
     x = logits.masked_fill(~chosen, -math.inf)
     top = x.amax(1, keepdim=True).detach().clamp(min=torch.finfo(x.dtype).min)
@@ -211,16 +190,7 @@ def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
 
 
 def weighted_pairs(weight: Tensor, center: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pairs (i, n) of a neighbor n inside the image and a weight > 0.
-
-    Args:
-        weight: [B, K, *S].
-        center: the pixels i.
-        radius: of the neighborhood, one per axis.
-
-    Returns:
-        Row of center, neighbor and weight of each pair, [P] each.
-    """
+    """Return row of center, neighbor inside the image, and weight of all pairs with a weight > 0, [P] each."""
     grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
     place = grid.place(center)
     parts = []

@@ -17,6 +17,7 @@ from torch import Tensor
 from edgeloss.inputs import Inputs, widest
 from edgeloss.opaque import opaque_to_compilers
 
+PART = 2**21  # pairs that are looked at together
 FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
 
@@ -134,6 +135,10 @@ class Grid:
         n = self._table[place + sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))]
         row = (n >= 0).nonzero().squeeze(1)
         return row, n[row]
+
+    def split(self, of_pixels: Tensor) -> tuple[Tensor, ...]:
+        """Return parts of a list with one element per pixel, for pairs of a part at a time."""
+        return torch.split(of_pixels, max(1, PART // max(1, len(offsets(self._reach)))))
 
     def pairs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return all neighbors n of pixels [M] within reach, as (row of pixels, n): [P] int64 each."""

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from edgeloss.inputs import check_kind, check_values, describe, dtype_name
 from edgeloss.options import is_number, suggest_keywords
 
 __all__ = ["apply_where", "check_gradients"]
+
+_Place: TypeAlias = tuple[int, list[int]]  # of an element: the number of its tensor, and the position there
 
 
 def apply_where(
@@ -108,10 +110,7 @@ def _broadcast(mask: Tensor, inputs: list[Tensor], fill: float | Tensor) -> list
 
 
 class _Tolerance(NamedTuple):
-    """Step of the finite differences, and tolerances.
-
-    A difference of atol + rtol · |gradient| is allowed.
-    """
+    """Step of the finite differences, and tolerances: a difference of atol + rtol · |gradient| is allowed."""
 
     eps: float
     atol: float
@@ -254,9 +253,11 @@ def _jacobian(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> Tensor:
     return rows
 
 
-def _excess(got: Tensor, expected: Tensor, allowed: Tensor) -> Tensor:
-    """Return the difference relative to the allowed one, 0 for equal infinities."""
-    return ((got - expected).abs() / allowed).masked_fill(got == expected, 0.0).nan_to_num(nan=math.inf)
+def _worst(got: Tensor, expected: Tensor, allowed: Tensor) -> tuple[int, int, int]:
+    """Return how many elements differ by more than is allowed, and row and column of the worst."""
+    excess = ((got - expected).abs() / allowed).masked_fill(got == expected, 0.0).nan_to_num(nan=math.inf)
+    failures = int((excess > 1).sum())
+    return failures, *(divmod(int(excess.argmax()), excess.shape[1]) if failures else (0, 0))
 
 
 def _precision_problem(
@@ -270,16 +271,17 @@ def _precision_problem(
     if not got.numel():
         return None
     rtol = max(tolerance.rtol, 32 * max(torch.finfo(given[j].dtype).eps for j in _checked(given)))
-    excess = _excess(got, exact, tolerance.atol + rtol * exact.abs().amax(dim=1, keepdim=True))
-    if not (excess > 1).any():
+    failures, row, column = _worst(got, exact, tolerance.atol + rtol * exact.abs().amax(dim=1, keepdim=True))
+    if not failures:
         return None
-    worst = row, column = _unravel(int(excess.argmax()), excess)
-    into, out = _locate(column, given, _checked(given)), _locate(row, outputs)
-    return (
-        f"precision: input {into.number} at {into.position}, output {out.number} at {out.position}: expected"
-        f" {exact[worst]:.6g}, the gradient in float64, but got {got[worst]:.6g} in"
-        f" {dtype_name(given[into.number].dtype)}"
-    )
+    into, values = _locate(column, given, _checked(given)), f"{exact[row, column]:.6g}, the gradient in float64"
+    got_text = f"{got[row, column]:.6g} in {dtype_name(given[into[0]].dtype)}"
+    return _message("precision", into, _locate(row, outputs), values, got_text)
+
+
+def _message(kind: str, into: _Place, out: _Place, expected: str, got: str) -> str:
+    (number, position), (of_output, place) = into, out
+    return f"{kind}: input {number} at {position}, output {of_output} at {place}: expected {expected}, but got {got}"
 
 
 def _explain_failure(fn: Callable[..., Any], inputs: list[Any], tolerance: _Tolerance) -> str | None:
@@ -292,39 +294,37 @@ def _explain_failure(fn: Callable[..., Any], inputs: list[Any], tolerance: _Tole
         return "not deterministic: calls of fn with equal inputs differ; check for dropout in training mode"
     if not y.isfinite().all():
         row = int(y.isfinite().int().argmin())
-        out = _locate(row, outputs)
-        return f"not finite: output {out.number} at {out.position} is {y[row]}; pass inputs for which fn is finite"
+        number, position = _locate(row, outputs)
+        return f"not finite: output {number} at {position} is {y[row]}; pass inputs for which fn is finite"
 
-    def slope(element: _Element, low: float, high: float) -> Tensor:
+    def slope(place: _Place, low: float, high: float) -> Tensor:
+        number, position = place
+
         def moved(step: float) -> Tensor:
-            x = inputs[element.number].detach().clone()
-            x[tuple(element.position)] += step
-            before, after = inputs[: element.number], inputs[element.number + 1 :]
+            x = inputs[number].detach().clone()
+            x[tuple(position)] += step
+            before, after = inputs[:number], inputs[number + 1 :]
             return _flat(_outputs(fn, [*before, x.requires_grad_(), *after])).detach()
 
         return (moved(high) - moved(low)) / (high - low)
 
     analytical = _jacobian(outputs, inputs)
     columns = [_locate(k, inputs, _checked(inputs)) for k in range(analytical.shape[1])]
-    numerical = torch.stack([slope(element, -tolerance.eps, tolerance.eps) for element in columns], dim=1)
-    excess = _excess(analytical, numerical, tolerance.atol + tolerance.rtol * numerical.abs())
-    if not (excess > 1).any():
+    numerical = torch.stack([slope(place, -tolerance.eps, tolerance.eps) for place in columns], dim=1)
+    failures, *worst = _worst(analytical, numerical, tolerance.atol + tolerance.rtol * numerical.abs())
+    if not failures:
         return None
-    worst = row, column = _unravel(int(excess.argmax()), excess)
-    into, out = columns[column], _locate(row, outputs)
-    got = analytical[worst].item()
+    row, into = worst[0], columns[worst[1]]
+    got, expected = analytical[tuple(worst)].item(), numerical[tuple(worst)].item()
     kind, expected, hint = _classify(
-        lambda low, high: slope(into, low, high)[row].item(), got, numerical[worst].item(), tolerance, downcasts.first
+        lambda low, high: slope(into, low, high)[row].item(), got, expected, tolerance, downcasts.first
     )
     if kind == "wrong gradient" and not y.requires_grad:
         hint = "; no output requires grad, look for detach() in fn"
-    failures = int((excess > 1).sum())
     if failures > 1:
-        hint = f" (the worst of {failures} wrong elements of {excess.numel()}){hint}"
-    return (
-        f"{kind}: input {into.number} at {into.position}, output {out.number} at {out.position}: expected"
-        f" {expected:.6g}, the finite difference, but got {got:.6g}{hint}"
-    )
+        hint = f" (the worst of {failures} wrong elements of {analytical.numel()}){hint}"
+    values = f"{expected:.6g}, the finite difference", f"{got:.6g}{hint}"
+    return _message(kind, into, _locate(row, outputs), *values)
 
 
 def _classify(
@@ -332,12 +332,8 @@ def _classify(
 ) -> tuple[str, float, str]:
     """Return the kind of a failure, the best finite difference, and a hint.
 
-    Args:
-        slope: the finite difference between two steps from the element.
-        got: autograd's gradient.
-        expected: the finite difference at the given step.
-        tolerance: steps and allowed differences.
-        downcast: the first operation that leaves float64, if there is one.
+    ``slope`` is the finite difference between two steps from the element, ``expected`` that at the given step, and
+    ``got`` autograd's gradient; ``downcast`` is the first operation that leaves float64, if there is one.
     """
     eps, atol, rtol = tolerance
     # Where a derivative exists, the left and right slopes agree at some step. Lost digits hide it at small steps.
@@ -371,24 +367,13 @@ class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Element(NamedTuple):
-    """An element of a sequence of tensors."""
-
-    number: int  # of the tensor
-    position: list[int]
-
-
-def _locate(k: int, tensors: Sequence[Any], numbers: Sequence[int] | None = None) -> _Element:
-    """Return the k-th element of the concatenated tensors, or of some of them."""
+def _locate(k: int, tensors: Sequence[Any], numbers: Sequence[int] | None = None) -> _Place:
+    """Return the place of the k-th element of the concatenated tensors, or of some of them."""
     for i in range(len(tensors)) if numbers is None else numbers:
         if k < tensors[i].numel():
-            return _Element(i, list(_unravel(k, tensors[i])))
+            return i, [int(j) for j in torch.unravel_index(torch.tensor(k), tensors[i].shape)]
         k -= tensors[i].numel()
     raise IndexError(k)
-
-
-def _unravel(k: int, x: Tensor) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(k), x.shape))
 
 
 def _is_floating(x: object) -> bool:

@@ -132,6 +132,14 @@ def check_positive(name: str, value: object, alternative: str = "") -> None:
         raise ValueError(f"{name}: expected a finite number > 0{alternative}, but got {value!r}")
 
 
+def check_count(name: str, value: object, least: int) -> None:
+    """Check an integer with a lower bound."""
+    if not is_integer(value):
+        raise TypeError(f"{name}: expected an int, but got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: expected an int ≥ {least}, but got {value!r}")
+
+
 def check_label(name: str, value: object) -> None:
     """Check a label, or None."""
     if value is not None and not is_integer(value):
@@ -159,22 +167,11 @@ def _check_decay(name: str, value: float | None) -> None:
         raise ValueError(f"{name}: expected a number in [1e-100, 1e100], but got {value!r}; use another unit")
 
 
-def _axes(name: str, value: object) -> int:
-    """Return the number of spatial axes that an option is for, 2 if it is for any."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return 2
-    if len(value) not in (0, 2, 3):
+def _check_axes(name: str, value: Any) -> None:  # noqa: ANN401
+    dims = len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 2
+    if dims not in (0, 2, 3):
         raise ValueError(f"{name}: expected one number, or 2 or 3, one per spatial axis, but got {value!r}")
-    return len(value)
-
-
-def _check_radius(name: str, value: int | Sequence[int]) -> None:
-    radius_per_axis(value, _axes(name, value))
-
-
-def _check_spacing(name: str, value: float | Sequence[float] | None) -> None:
-    if value is not None:
-        spacing_per_axis(value, _axes(name, value))
+    (radius_per_axis if name == "radius" else spacing_per_axis)(value, dims)
 
 
 # ---------------------------------------------------------------------------------------------------------- the options
@@ -233,7 +230,7 @@ class Options:
         " leaves open.",
     )
     radius: int | Sequence[int] = _option(
-        1, _check_radius, "Radius of the neighborhood in pixels; in Python also one per axis."
+        1, _check_axes, "Radius of the neighborhood in pixels; in Python also one per axis."
     )
     power: float = _option(
         0.0,
@@ -248,7 +245,7 @@ class Options:
         " spacing; None for equal weights.",
     )
     spacing: float | Sequence[float] | None = _option(
-        None, _check_spacing, "Size of a pixel, or one per axis; None for 1. Only decay uses it."
+        None, _check_axes, "Size of a pixel, or one per axis; None for 1. Only decay uses it."
     )
     upsample: bool = _option(
         False, check_flag, "Accept logits of lower resolution than the labels, and interpolate them."

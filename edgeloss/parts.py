@@ -23,7 +23,7 @@ def of_images(count: int, size: int) -> list[Part]:
 def of_rows(shape: Sequence[int], size: int) -> list[Part]:
     """Return parts of the rows along the first spatial axis of images [B, *S], with ``size`` values per row."""
     rows = max(1, PART // max(1, size))
-    if rows >= shape[1]:
+    if rows >= shape[1] or not shape[0]:
         return of_images(shape[0], size * shape[1])
     return [(slice(b, b + 1), slice(i, i + rows)) for b in range(shape[0]) for i in range(0, shape[1], rows)]
 
@@ -33,13 +33,8 @@ def by_parts(
 ) -> tuple[Tensor, Tensor]:
     """Return x, or a view of it, and what the function returns of each part, concatenated.
 
-    Of several parts, the backward pass computes each again, and adds their gradients to that of the view.
-
-    Args:
-        function: of x and the others; differentiable by x.
-        parts: that make up the tensors, in their order in memory.
-        x: [M, C, *S].
-        *others: [M, *S] each; where the parts are whole along S, of any shape [M, N, ...].
+    Of several parts, the backward pass computes each again, and adds their gradients to that of the view. x is
+    [M, C, *S] and the others are [M, *S]; where the parts are whole along S, of any shape [M, N, ...].
     """
     if len(parts) == 1:
         return x, function(x, *others)

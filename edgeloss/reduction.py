@@ -63,16 +63,6 @@ class LossMaps(NamedTuple):
     distance: Tensor | None
 
 
-class TermMaps(NamedTuple):
-    """What a backend returns per pixel: the fields of :class:`LossMaps` but ``edge``, differentiable."""
-
-    cross_entropy: Tensor
-    same_side: Tensor
-    other_side: Tensor
-    edge_mask: Tensor
-    distance: Tensor | None
-
-
 class Regions(NamedTuple):
     """The region term of a batch.
 
@@ -90,7 +80,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
-        maps: None unless asked for.
+        maps: differentiable; None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         regions: None where the region term has no weight.
         attach: makes a loss, 0-d, a function of the logits, by the factors of its terms; None if the sums and regions
@@ -98,7 +88,7 @@ class Evaluation(NamedTuple):
     """
 
     sums: Tensor
-    maps: TermMaps | None
+    maps: LossMaps | None
     edge_counts: Tensor | None = None
     regions: Regions | None = None
     attach: Callable[[Tensor, Scalars], Tensor] | None = None
@@ -119,33 +109,27 @@ def reduce(
     maps: bool,
     terms: bool,
 ) -> Result:
-    """Return the loss, followed by its maps and its terms if they are asked for.
-
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
-    """
+    """Return the loss, then its maps and terms if asked for; ``edge_scale`` is a factor of ``edge_weight``, 0-d."""
     sums, of_pixels, _, regions, attach = evaluation
     rows, dtype = scalars(sums), result_dtype(inputs.logits)
     denominators, kernels = shared_denominators(rows, sums, inputs, options), library.step_kernels(sums)
     totals: Scalars = ()
     if terms or attach is None or kernels is None:
         totals = term_totals(sums.unbind() if attach is None else rows, regions)
-    shown = None if of_pixels is None else loss_maps(of_pixels, options)
-    if options.reduction == "none" and shown is not None:
-        loss = inputs.as_given(total_map(shown, inputs, options, edge_scale, regions)).to(dtype)
-    elif attach is None:
-        loss = weighted_sum(totals, term_factors(denominators, options, edge_scale), sums, dtype)
+    if options.reduction == "none" and of_pixels is not None:
+        loss = inputs.as_given(total_map(of_pixels, inputs, options, edge_scale, regions)).to(dtype)
     else:
-        if kernels is None:
+        if attach is None or kernels is None:
             factors = term_factors(denominators, options, edge_scale)
             loss = weighted_sum(totals, factors, sums, dtype)
         else:
             loss, factors = kernels.weigh(sums, regions, denominators, options, edge_scale, dtype)
-        loss = attach(loss, factors)
+        loss = loss if attach is None else attach(loss, factors)
     if not maps and not terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
-    if maps and shown is not None:
-        result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in shown)))  # type: ignore[arg-type]
+    if maps and of_pixels is not None:
+        result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in of_pixels)))  # type: ignore[arg-type]
     if terms:
         values = term_values(totals, denominators, rows, options)
         detached = vector(list(values.values()), sums).detach().to(dtype)
@@ -177,28 +161,20 @@ def edge_pixel_weight(
 def denominators(
     place: Tensor, valid: Tensor, edge_mask: Tensor, weight: Tensor | None, v: Tensor | None, vu: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; they depend on the labels alone.
-
-    ``place`` is that of each label in the weights.
-    """
-    wide_vu = _wide_or_ones(vu, place)
-    return _weights(place, valid, weight, v).sum(), torch.where(edge_mask, wide_vu, 0.0).sum()
+    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; ``place`` is that of each label in the weights."""
+    e = edge_mask if vu is None else torch.where(edge_mask, vu, 0.0)
+    w, wide = weights_of_pixels(place, valid, weight, v), widest(place.device)
+    return w.sum(dtype=wide), e.sum(dtype=wide)
 
 
-def weights_of_pixels(y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor:
-    """Return what each pixel adds to W, v · weight[y], [B, *S]; 0 where not valid."""
-    return _weights(places_of_labels(y, inputs.tables), valid, inputs.weight, inputs.pixel_weight)
-
-
-def _weights(place: Tensor, valid: Tensor, weight: Tensor | None, v: Tensor | None) -> Tensor:
-    w = _wide_or_ones(v, place)
+def weights_of_pixels(place: Tensor, valid: Tensor, weight: Tensor | None, v: Tensor | None) -> Tensor:
+    """Return what each pixel adds to W, v · weight[y], [B, *S]; 0 where not valid. Without both it is ``valid``."""
+    wide, w = widest(place.device), valid
     if weight is not None:
-        w = w * weight.to(w.dtype)[torch.where(valid, place, 0)]
-    return torch.where(valid, w, 0.0)
-
-
-def _wide_or_ones(values: Tensor | None, like: Tensor) -> Tensor:
-    return (torch.ones_like(like) if values is None else values).to(widest(like.device))
+        w = weight.to(wide)[torch.where(valid, place, 0)]
+    if v is not None:
+        w = v.to(wide) * w
+    return w if w is valid else torch.where(valid, w, 0.0)
 
 
 def is_shared(options: Options) -> bool:
@@ -209,21 +185,19 @@ def is_shared(options: Options) -> bool:
 def shared_denominators(rows: Scalars, like: Tensor, inputs: Inputs, options: Options) -> Scalars:
     """Return the W and E that the loss divides by: of the batch, the user's, or the mean over the ranks.
 
-    Args:
-        rows: the sums of an :class:`Evaluation`, which have no gradient.
-        like: a tensor of these sums.
-        inputs: of the call.
-        options: of the call.
+    ``rows`` are the sums of an :class:`Evaluation`, and ``like`` is the tensor of them.
     """
     both = rows[DENOMINATOR_ROWS] if inputs.normalizer is None else [scalar(value) for value in inputs.normalizer]
     if options.reduction == "sum":
         return [torch.ones_like(value) if isinstance(value, Tensor) else 1.0 for value in both]
-    if is_shared(options):
-        # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
-        total = vector(both, like)
-        dist.all_reduce(total)
-        both = scalars(total / dist.get_world_size())
-    return both
+    # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
+    return scalars(_over_ranks(both, like) / dist.get_world_size()) if is_shared(options) else both
+
+
+def _over_ranks(values: Scalars, like: Tensor) -> Tensor:
+    total = vector(values, like)
+    dist.all_reduce(total)
+    return total
 
 
 # ------------------------------------------------------------------------------------------- the balance of the classes
@@ -242,15 +216,10 @@ def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int, multilabel_cla
 
 
 def balanced_weight(counts: Tensor, *, exponent: float = 1.0, steps: Tensor | None = None) -> Tensor:
-    """Return u_c ∝ 1 / (n_c + prior)^exponent, float32, 1 for a class without edge pixels.
+    """Return u_c ∝ 1 / (n_c + prior)^exponent of counts n, float32, 1 for a class without edge pixels.
 
-    The mean weight over all counted pixels is 1.
-
-    Args:
-        counts: n, the edge pixels of each class, of any shape.
-        exponent: in [0, 1].
-        steps: the number of steps that counted, 0-d. The prior is one more that showed every class equally often, so
-            it does not depend on the size of the images; without it there is none.
+    The mean weight over all counted pixels is 1. With ``steps``, the number of steps that counted, 0-d, the prior is
+    one more that showed every class equally often, so it does not depend on the size of the images; else it is 0.
     """
     if _are_at_hand(counts):  # one operation of torch on a few numbers takes as long as all of this
         n = counts.flatten().tolist()
@@ -296,35 +265,22 @@ def edge_sums_of_0_2(running: Tensor) -> Tensor:
 
 
 def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Scalars:
-    """Return what a call adds to the sums of its step, the places ``OF_STEP``; also that of the other ranks.
-
-    Args:
-        sums: those of an :class:`Evaluation`.
-        options: of the call.
-        classes: C ≥ 2.
-    """
+    """Return what a call adds to the sums of its step, the places ``OF_STEP``; also that of the other ranks."""
     _, same_side, other_side, _, e, *_ = scalars(sums)
     uniform, weight = uniform_edge_term(classes, options), options.other_side_weight + options.same_side_weight
-    added = [_edge_term(other_side, same_side, options), e * uniform, e * weight]
-    if not is_shared(options):
-        return added
-    total = vector(added, sums)
-    dist.all_reduce(total)
-    return scalars(total)
+    added = [edge_term(other_side, same_side, options), e * uniform, e * weight]
+    return scalars(_over_ranks(added, sums)) if is_shared(options) else added
 
 
 def uniform_edge_term(classes: int, options: Options) -> float:
     """Return what an edge pixel adds for a uniform prediction of C ≥ 2 classes."""
-    return _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
+    return edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
 
 
 def fold_step(edge_sums: Tensor) -> Scalars:
     """Return the places from ``MEAN_ERROR`` after the step under way, whose error has become a part of the average.
 
     A step without an edge changes nothing, nor does one whose edge terms are not finite: the optimizer skips it.
-
-    Args:
-        edge_sums: a place for each :class:`EdgeSum`.
     """
     error, uniform, weight, mean, steps = scalars(edge_sums)
     is_found = (error < math.inf) & (weight > 0)  # not for nan
@@ -344,7 +300,7 @@ def fold_step(edge_sums: Tensor) -> Scalars:
 
 
 def edge_focus_scale(mean_error: Tensor | float, focus: float) -> Tensor | float:
-    """Return f, the average error to the power of ``focus``, 0-d; ``focus`` is γ > 0."""
+    """Return f, the average error to the power of γ = ``focus``, 0-d."""
     scale: Tensor | float = mean_error**focus
     return _keep(scale) if isinstance(scale, Tensor) and torch.compiler.is_compiling() else scale
 
@@ -370,13 +326,7 @@ def term_totals(rows: Scalars, regions: Regions | None) -> Scalars:
 
 
 def term_factors(denominators: Scalars, options: Options, edge_scale: Tensor | float | None) -> Scalars:
-    """Return the factor of each term in the loss: its weight over its denominator, 0 over nothing.
-
-    Args:
-        denominators: W and E.
-        options: of the call.
-        edge_scale: a factor of ``edge_weight``, 0-d.
-    """
+    """Return the factor of each term in the loss: its weight over its denominator, W or E; 0 over nothing."""
     per_w, per_e = (ratio(1.0, value) for value in denominators)
     per_e = per_e if edge_scale is None else per_e * edge_scale
     weights = options.term_weights().values()
@@ -393,17 +343,14 @@ def weighted_sum(totals: Scalars, factors: Scalars, like: Tensor, dtype: torch.d
 
 
 def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: Options) -> dict[str, Any]:
-    """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``.
-
-    ``rows`` are the sums of an :class:`Evaluation`.
-    """
+    """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``."""
     w, e = denominators
     cross_entropy, same_side, other_side, region = (ratio(*pair) for pair in zip(totals, (w, e, e, w), strict=True))
     return {
         "cross_entropy": cross_entropy,
         "same_side": same_side,
         "other_side": other_side,
-        "edge": _edge_term(other_side, same_side, options),
+        "edge": edge_term(other_side, same_side, options),
         "region": region,
         "edge_fraction": ratio(rows[SumRow.EDGES], rows[SumRow.VALID]),
     }
@@ -412,34 +359,29 @@ def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: 
 # ---------------------------------------------------------------------------------------------------- the terms as maps
 
 
-def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
-    """Return the maps of a backend with the edge map."""
-    return LossMaps(**maps._asdict(), edge=_edge_term(maps.other_side, maps.same_side, options))
-
-
 def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
 ) -> Tensor:
-    """Return v · (λ_CE · CE + λ_R · weight[y] · R + u · (λ_O · O + λ_S · S)), [B, *S], λ the weights of the terms.
-
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
-    """
-    v, weights = inputs.pixel_weight, options.term_weights()
-    place = places_of_labels(inputs.target.long(), inputs.tables)
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S]."""
+    v, place = inputs.pixel_weight, places_of_labels(inputs.target.long(), inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    off_edges = _combine((weights["cross_entropy"], maps.cross_entropy))
-    edge = _combine((weights["other_side"], maps.other_side), (weights["same_side"], maps.same_side))
+    off_edges, edge = _combine((options.ce_weight, maps.cross_entropy)), _combine((options.edge_weight, maps.edge))
     edge = edge if edge_scale is None else edge * edge_scale
-    off_edges = off_edges if v is None else off_edges * v
+    off_edges = weigh(off_edges, v)
     if regions is not None:
-        y, valid = inputs.labels()
-        of_image = (weights["region"] * regions.value).repeat_interleave(inputs.tables)
-        value = of_image.view(-1, *[1] * (y.dim() - 1))
-        off_edges = off_edges + value * weights_of_pixels(y, valid, inputs)
-    return off_edges + (edge if vu is None else edge * vu)
+        of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
+        of_pixels = weights_of_pixels(place, inputs.labels()[1], inputs.weight, v)
+        off_edges = off_edges + of_image.view(-1, *[1] * (place.dim() - 1)) * of_pixels
+    return off_edges + weigh(edge, vu)
 
 
-def _edge_term(other_side: Number, same_side: Number, options: Options) -> Number:
+def weigh(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Return a map times a weight of each pixel, 1 if None; 0 where it is 0: the value may be infinite there."""
+    return values if weight is None else torch.where(weight == 0, 0.0, values * weight)
+
+
+def edge_term(other_side: Number, same_side: Number, options: Options) -> Number:
+    """Return ``other_side_weight · O + same_side_weight · S``."""
     return _combine((options.other_side_weight, other_side), (options.same_side_weight, same_side))
 
 

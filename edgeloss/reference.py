@@ -39,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeloss.from_labels import weigh_neighbors
 from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
@@ -48,14 +49,14 @@ from edgeloss.options import Options
 from edgeloss.parts import by_parts, of_rows
 from edgeloss.reduction import (
     Evaluation,
-    TermMaps,
     count_edge_pixels,
     denominators,
     edge_pixel_weight,
+    edge_term,
     places_of_labels,
+    weigh,
 )
 from edgeloss.reduction import LossMaps as LossMaps
-from edgeloss.weights import weigh_neighbors
 
 EdgeTerms: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # as `edge_terms`
 
@@ -69,15 +70,10 @@ def evaluate(
     count_edges: bool = False,
     by_kernels: EdgeTerms | None = None,
 ) -> Evaluation:
-    """Return everything of the loss but its reduction.
+    """Return everything of the loss but its reduction. Labels that are no class count as ignored.
 
-    Args:
-        inputs: the checked tensors; labels that are no class count as ignored.
-        options: of the call.
-        edges: compute the edge terms; else they are 0.
-        maps: return the maps; d is then filled beyond the pixels that the loss reads.
-        count_edges: return the number of edge pixels of each class too.
-        by_kernels: what to compute edge terms with ``power`` ≠ 0 by, instead of :func:`edge_terms`.
+    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. Edge terms
+    with ``power`` ≠ 0 come from ``by_kernels``, if given, instead of :func:`edge_terms`.
     """
     y, valid = inputs.labels()
     x, place, v = readable_logits(inputs.logits, valid), places_of_labels(y, inputs.tables), inputs.pixel_weight
@@ -100,32 +96,21 @@ def evaluate(
     if not maps:
         return Evaluation(sums, None, counts)
     shown = None if distance is None else distance.to(x.dtype, copy=True)
-    return Evaluation(sums, TermMaps(cross_entropy, *sides, mask, shown), counts)
+    same_side, other_side = sides
+    edge = edge_term(other_side, same_side, options)
+    return Evaluation(sums, LossMaps(cross_entropy, same_side, other_side, edge, mask, shown), counts)
 
 
 def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
     """Return the sum of a map, times a weight of each pixel, 0-d; float32 is not enough beyond some 10^8 pixels."""
-    return (values if weight is None else values * weight).sum(dtype=widest(values.device))
+    return weigh(values, weight).sum(dtype=widest(values.device))
 
 
 # ------------------------------------------------------------------------------------------------------------- the maps
 
 
 def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits in float32 or float64, at the resolution of the labels, of at least two classes.
-
-    Args:
-        logits: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
-        valid: [B, *S] bool.
-    """
-    x = at_label_resolution(logits, valid)
-    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
-        x = torch.cat([torch.zeros_like(x), x], 1)
-    return x
-
-
-def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits in float32 or float64 at the resolution of the labels; arguments as :func:`readable_logits`."""
+    """Return the logits in float32 or float64, at the resolution of the labels, of at least two classes."""
     x = logits if logits.dtype == torch.float64 else logits.float()
     size = valid.shape[1:]
     if not valid.numel():
@@ -136,6 +121,8 @@ def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
         # valid pixels are set to 0 first.
         support = cell_support(valid[:, None].to(x.dtype), x.shape[2:])
         x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
+    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
+        x = torch.cat([torch.zeros_like(x), x], 1)
     return x
 
 
@@ -179,13 +166,8 @@ def _cross_entropy(
 ) -> Tensor:
     """Return CE of a part, flattened.
 
-    Args:
-        x: [B, C, *S].
-        label: [B, *S], a class at each pixel.
-        valid: [B, *S] bool.
-        of_labels: the class weights of the labels, [B, *S].
-        of_classes: all class weights, for each place along the first spatial axis, [B, S, C].
-        label_smoothing: in [0, 1].
+    ``of_labels`` are the class weights of the labels, [B, *S], and ``of_classes`` all of them, for each place along the
+    first spatial axis, [B, S, C].
     """
     # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
     log_p = torch.where(valid[:, None], x, 0.0).log_softmax(1)
@@ -210,13 +192,14 @@ def edge_terms(
     power: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the maps S and O [B, *S], 0 outside the mask; log_w is [B, *S], or None for equal weights."""
-    pairs = neighbor_pairs(x, y, valid, mask, log_w, radius)
-    same_side, other_side = side_terms(pairs, pairs.t, power)
+    center, grid = mask.flatten().nonzero().squeeze(1), Grid(valid, clipped(radius, y.shape))
+    # With a gradient all at once: each part would have one of the size of x.
+    of_parts = (center,) if torch.is_grad_enabled() and x.requires_grad else grid.split(center)
+    parts = (pairs_of(x, y, grid, part, log_w) for part in of_parts)
+    terms = zip(*(side_terms(pairs, pairs.t, power) for pairs in parts), strict=True)
     empty = x.new_zeros(y.numel())
-    return (
-        empty.index_copy(0, pairs.center, same_side).view_as(y),
-        empty.index_copy(0, pairs.center, other_side).view_as(y),
-    )
+    same_side, other_side = (empty.index_copy(0, center, torch.cat(term)).view_as(y) for term in terms)
+    return same_side, other_side
 
 
 @opaque_to_compilers(lambda x, y, *_: x.new_empty(2, dtype=widest(y.device)))
@@ -266,21 +249,25 @@ def neighbor_pairs(
     x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, log_w: Tensor | None, radius: Sequence[int]
 ) -> Pairs:
     """Return the pairs of the pixels of the mask; log_w is [B, *S], or None for equal weights."""
-    center = mask.flatten().nonzero().squeeze(1)
-    y_flat = y.flatten()
-    row, n = Grid(valid, clipped(radius, y.shape)).pairs(center)
+    return pairs_of(x, y, Grid(valid, clipped(radius, y.shape)), mask.flatten().nonzero().squeeze(1), log_w)
+
+
+def pairs_of(x: Tensor, y: Tensor, grid: Grid, center: Tensor, log_w: Tensor | None) -> Pairs:
+    """Return the pairs of some edge pixels."""
+    y_flat, (row, n) = y.flatten(), grid.pairs(center)
     k = y_flat[center][row]
     is_same = y_flat[n] == k
-    t = log_terms(x, n, k, is_same)
+    t = log_terms(x, y_flat, n, k)
     w = t.new_zeros(t.shape) if log_w is None else log_w.flatten()[n]
     return Pairs(center, row, n, is_same, t, w)
 
 
-def log_terms(x: Tensor, n: Tensor, k: Tensor, is_same: Tensor) -> Tensor:
-    """Return log p_n(k) of pairs of a pixel n and a class k that are on the same side, log(1 - p_n(k)) of others."""
+def log_terms(x: Tensor, y: Tensor, n: Tensor, k: Tensor) -> Tensor:
+    """Return log p_n(k) of pairs of a pixel n and its own class k = y_n, log(1 - p_n(k)) of others; y is flattened."""
     keys, at = torch.unique(n * x.shape[1] + k, return_inverse=True)  # a pixel is the neighbor of many
-    margin = take(margins(x, keys // x.shape[1], keys % x.shape[1]), at)
-    return F.logsigmoid(torch.where(is_same, margin, -margin))
+    n, k = keys // x.shape[1], keys % x.shape[1]
+    margin = margins(x, n, k)
+    return take(F.logsigmoid(torch.where(y[n] == k, margin, -margin)), at)
 
 
 def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
@@ -297,15 +284,10 @@ def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
 
 
 def margins(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
-    """Return x_n(k) - log Σ_{c ≠ k} exp x_n(c), [M].
+    """Return x_n(k) - log Σ_{c ≠ k} exp x_n(c) of pixels n and a class k of each, [M].
 
     log p_n(k) is its log-sigmoid, and log(1 - p_n(k)) that of its negative: no digit of the values or of the gradient
     is lost for any p, as 1 - p would lose for p near 1.
-
-    Args:
-        x: [B, C, *S].
-        n: pixels, [M].
-        k: a class of each, [M].
     """
     classes, pixels = x.shape[1], math.prod(x.shape[2:])
     first = n + n // pixels * (classes - 1) * pixels
@@ -324,12 +306,7 @@ def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: 
         -(1/q) · [logsumexp(log w + q t) - logsumexp(log w)],   q ≠ 0
         -Σ w t / Σ w,                                           q = 0
 
-    Args:
-        t: [P], logarithms of the values to average, ≤ 0.
-        log_w: [P], logarithms of the weights, float64 or the dtype of t.
-        row: [P] int64, the row of each term.
-        count: number of rows.
-        power: the exponent q.
+    The terms are in lists [P]: t ≤ 0, log w in float64 or the dtype of t, and the row of each, below ``count``.
     """
     has_terms = torch.zeros(count, dtype=torch.bool, device=row.device).index_fill_(0, row, True)
     present, row = has_terms.nonzero().squeeze(1), (has_terms.cumsum(0) - 1)[row]

@@ -39,7 +39,7 @@ from torch import Tensor
 from edgeloss.inputs import Inputs, widest
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.parts import by_parts, of_images
-from edgeloss.reduction import Regions, weights_of_pixels
+from edgeloss.reduction import Regions, places_of_labels, weights_of_pixels
 from edgeloss.reference import readable_logits
 
 POOL = 3  # pixels per axis that are averaged
@@ -55,7 +55,8 @@ def evaluate(inputs: Inputs) -> tuple[Inputs, Regions]:
     gradient to that of the other terms in its place.
     """
     y, valid = inputs.labels()
-    weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1).view(-1, inputs.tables).sum(1)
+    of_pixels = weights_of_pixels(places_of_labels(y, inputs.tables), valid, inputs.weight, inputs.pixel_weight)
+    weight = of_pixels.flatten(1).sum(1, dtype=widest(y.device)).view(-1, inputs.tables).sum(1)
     given = inputs.logits, y, valid, inputs.tables
     if torch.compiler.is_compiling():
         return inputs, Regions(region_values(*given), weight)
@@ -65,14 +66,7 @@ def evaluate(inputs: Inputs) -> tuple[Inputs, Regions]:
 
 @opaque_to_compilers(lambda x, y, valid, tables: x.new_empty(y.shape[0] // tables, dtype=widest(y.device)))
 def region_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> Tensor:
-    """Return the term of each image, [B].
-
-    Args:
-        x: [B · tables, C, *S'] of any floating dtype; S' may be of lower resolution than S.
-        y: [B · tables, *S] int64.
-        valid: [B · tables, *S] bool.
-        tables: the number of binary images, one after another, that are the classes of one image.
-    """
+    """Return the term of each image, [B]; as many binary images as ``tables``, one after another, are its classes."""
     return _logits_and_values(x, y, valid, tables)[1]
 
 

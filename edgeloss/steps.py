@@ -94,11 +94,9 @@ class OpenStep:
             )
 
     def take(self, target: Tensor, own: Step | None) -> Step:
-        """Return the step of a call of the forward pass, and record it: the backward pass may repeat it.
+        """Return the step of a call of the forward pass, its own or the shared one, and record it.
 
-        Args:
-            target: of the call.
-            own: the step of a call that is one; None for the shared step.
+        The backward pass may repeat the call.
         """
         step = self.shared if own is None else own
         if step is None:
@@ -233,12 +231,7 @@ class StatefulLoss(nn.Module):
     def _end_call(self, step: Step, evaluation: Evaluation, options: Options, classes: int, part: int | None) -> None:
         """Add what a call found to that of the steps before it, or to that of its step.
 
-        Args:
-            step: of the call.
-            evaluation: of the call.
-            options: of the call.
-            classes: C ≥ 2.
-            part: the number of labels of one of several calls of a step; None for a step of its own.
+        ``part`` is the number of labels of one of several calls of a step; None for a step of its own.
         """
         if step.folded is None:
             return

@@ -19,13 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 from rich.console import Console
 from rich.table import Column, Table
 from scipy.ndimage import distance_transform_edt
 
-import compare
-from edgeloss.integrations.run_page import Row
+from edgeloss.integrations.run_page import Row, is_share
 from edgeloss.io import VOID_INDEX, read_classes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,12 @@ SCORES = {
     "val/boundary_iou": "boundary IoU",
     "val/boundary_f1_1": "boundary F1, 1 px",
     "val/edge_accuracy": "accuracy at edges",
+}
+CURVES = {
+    "val/miou": "validation: mean IoU",
+    "val/edge_accuracy": "validation: accuracy on edge pixels",
+    "val/edge": "validation: mean edge term",
+    "train/edge": "training: mean edge term",
 }
 
 
@@ -69,6 +76,24 @@ def score_table(runs: dict[str, Row]) -> Table:
     table.add_section()
     table.add_row("gain", *(f"{100 * (b - a):+.1f}" for a, b in zip(first, second, strict=True)))
     return table
+
+
+def draw_curves(runs: dict[str, list[Row]]) -> Figure:
+    """Draw one picture per figure in CURVES, with one line per run."""
+    figure = Figure(figsize=(13, 3), layout="constrained")
+    for axes, (key, title) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
+        for name, epochs in runs.items():
+            values = [float("nan") if row.get(key) is None else row[key] for row in epochs]
+            axes.plot([row["epoch"] for row in epochs], values, marker=".", label=name)
+        axes.set_title(title, fontsize="medium")
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if is_share(key):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+    return figure
 
 
 def run_python(*words: object) -> str:
@@ -139,8 +164,8 @@ def run(options: argparse.Namespace) -> int:
     if any(codes):
         return max(codes)
     console.print("==> comparing the two networks", markup=False)
-    histories = {name: compare.read_history(output / name) for name in RUNS}
-    compare.draw(histories).savefig(output / "curves.png", dpi=150)
+    histories = {name: json.loads((output / name / "metrics.json").read_text())["epochs"] for name in RUNS}
+    draw_curves(histories).savefig(output / "curves.png", dpi=150)
     write_pages(output)
     console.print(score_table({name: history[-1] for name, history in histories.items()}))
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"

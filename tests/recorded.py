@@ -1,10 +1,11 @@
-"""The calls of the library's operators, as they are made."""
+"""The calls of the library's operators, as they are made, and what torch knows of an operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -25,3 +26,13 @@ def operators_of(function: Callable[[], Any]) -> list[tuple[Any, dict[str, Any]]
     with _Recorder() as recorder:
         function()
     return recorder.calls
+
+
+def check_registration(operator: Any, arguments: Sequence[Any]) -> None:
+    """Check what torch knows of an operator.
+
+    Its results are not compared between eager and compiled, as test_aot_dispatch_dynamic would: what forward leaves to
+    backward is filled only where backward reads it.
+    """
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, tuple(arguments), test_utils=tests)

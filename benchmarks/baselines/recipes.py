@@ -125,14 +125,6 @@ def _shifted(logits: Tensor, target: Tensor, given: Given, edge_weight: float, s
     return given.cross_entropy(logits, target) + _ours(logits, moved, given, ce_weight=0.0, edge_weight=edge_weight)
 
 
-def _relational(
-    logits: Tensor, target: Tensor, given: Given, weight: float, agree: float, edge_weight: float
-) -> Tensor:
-    """Compute cross-entropy and the relational term, with the edge terms of EdgeAwareLoss or without."""
-    loss = _ours(logits, target, given, edge_weight=edge_weight)
-    return loss + weight * relational(logits, target, ignore_index=given.ignore_index, agree=agree)
-
-
 def _abl(logits: Tensor, target: Tensor, given: Given, weight: float, lovasz: float) -> Tensor:
     """Compute the active boundary loss; its authors add the Lovász term with weight 1."""
     loss = _plus(active_boundary)(logits, target, given, weight)
@@ -226,9 +218,7 @@ RECIPES = {
     "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}),
     "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
     "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1}, balances=True),
-    "relational": Recipe(
-        "CE + relational", _relational, {"weight": 0.5, "agree": 0.1, "edge_weight": 0.0}, balances=True
-    ),
+    "relational": Recipe("CE + relational", _plus(relational), {"weight": 0.5, "agree": 0.1}, k=0.0),
     "dice": Recipe("CE + Dice", _plus(regions.dice), _WEIGHT, k=0.0),
     "lovasz": Recipe("CE + Lovász", _plus(regions.lovasz), _WEIGHT, k=0.0),
     "boundary": Recipe(
@@ -244,21 +234,14 @@ RECIPES = {
     "rmi": Recipe("CE + RMI", _plus(rmi), _WEIGHT, k=0.0),
     "cldice": Recipe("CE + clDice", _plus(regions.cldice), _WEIGHT | {"thin_class": -1}, k=0.0),
 }
-# Options of earlier versions, which rows and names of their runs have, with the values that left them out.
-REMOVED: dict[str, Options] = {
-    "ours": {
-        "false_edge_weight": 0.0,
-        "false_edge_start": 0.0,
-        "start": 0.0,
-        "final_edge_weight": None,
-        "k": 0.0,
-    },
-    "module": {"false_edge_weight": 0.0, "old_focus": 0},  # 1: the weight of the edge terms as in version 0.2
+# Options that rows of earlier versions have: what was computed otherwise then can't be trained again.
+EARLIER: dict[str, Options] = {
+    "module": {"version": 0.0, "old_focus": 0},  # 0.2; 1: only the weight of the edge terms is that of 0.2
 }
 
 
 def defaults(name: str) -> Options:
-    """Return the options of a loss and their defaults, with those that were removed.
+    """Return the options of a loss and their defaults, with those of earlier versions.
 
     Raises:
         ValueError: if there is no such loss.
@@ -269,14 +252,14 @@ def defaults(name: str) -> Options:
     options = recipe.options | ({} if recipe.k is None else {"k": recipe.k})
     if recipe.balances or recipe.k is not None:
         options |= {"class_balance": 0.0}
-    return options | REMOVED.get(name, {})
+    return options | EARLIER.get(name, {})
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:
     """Return all options of a loss: the given values, and defaults for the others.
 
-    Without edge weights in its cross-entropy, the options of these are left out, and so are those that were removed,
-    unless a row of an earlier version has another value.
+    Without edge weights in its cross-entropy, the options of these are left out, and so are those of earlier versions,
+    unless a row has another value.
 
     Raises:
         ValueError: if the loss or an option does not exist, or classes are balanced where no edge is weighted.
@@ -295,8 +278,8 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
         if known["class_balance"]:
             raise ValueError(f"option k of {name}: expected a number > 0 for class_balance, but got 0")
         del known["k"], known["class_balance"]
-    removed = REMOVED.get(name, {})
-    return {key: value for key, value in known.items() if key not in removed or value != removed[key]}
+    earlier = EARLIER.get(name, {})
+    return {key: value for key, value in known.items() if key not in earlier or value != earlier[key]}
 
 
 def loss_title(loss: str, options: Options) -> str:
@@ -326,8 +309,8 @@ def make(
         device: of the logits.
     """
     recipe, options = RECIPES[name], completed(name, options)
-    if removed := options.keys() & REMOVED.get(name, {}).keys():
-        raise ValueError(f"options of {name}: expected none that was removed, but got {sorted(removed)}")
+    if earlier := options.keys() & EARLIER.get(name, {}).keys():
+        raise ValueError(f"options of {name}: expected none of an earlier version, but got {sorted(earlier)}")
     if isinstance(recipe.loss, type):  # it has state
         return recipe.loss(ignore_index=ignore_index, **options).to(device)
     balance, k, balanced, counted = options.pop("class_balance", 0.0), options.pop("k", 0.0), None, None

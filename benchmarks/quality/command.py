@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,116 +33,43 @@ Train one network under many losses and compare them.
 The tables show scores over seeds, and differences to cross-entropy. All runs of a seed share their initial weights, the
 order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
 again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
-are those of the last epoch: no epoch is chosen by its score.
+are those of the last epoch: no epoch is chosen by its score. The runs of several plans begin with the shortest plan.
 """
 EXAMPLES = """\
 examples:
   python benchmarks/quality.py plan configs/quality-focus.yaml --held-out   # on a fifth of the training images
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
+  python benchmarks/quality.py plan configs/quality-sets.yaml configs/quality-rivals.yaml --device cuda --workers 16 \
+      --minutes 9                                                           # of a machine that is lent for ten
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
-  python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
-  python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml
-  python benchmarks/quality.py plot --split val --curve edge_weight         # which falls as edges are learned
+  python benchmarks/quality.py table --plan configs/quality-sets.yaml --metrics miou boundary_iou_005 f1_1
+  python benchmarks/quality.py plot --plan configs/quality-sets.yaml
+  python benchmarks/quality.py plot --plan configs/quality-sets.yaml --curve edge_weight  # falls as edges are learned
   python benchmarks/quality.py offsets configs/quality-sets.yaml
   python benchmarks/quality.py crops configs/quality-pretrained.yaml --window 96 --percentile 95
 """
 RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 
-# ----------------------------------------------------------------------------------------------------------- arguments
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def command(name: str, about: str, *groups: Sequence[str]) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=about)
-        for option in [option for options in groups for option in options]:
-            added.add_argument(option, **OPTIONS[option])
-        return added
-
-    plan = command("plan", "do all runs of a YAML file", ("plan", "--results"), NETWORKS)
-    plan.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
-    plan.add_argument("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
-    every = "interval of the curves (default: %(default)s)"
-    plan.add_argument("--score-every", type=int, default=1, metavar="EPOCHS", help=every)
-    merge = command("merge", "add the runs of other tables of results", ("--results",))
-    merge.add_argument("tables", type=Path, nargs="+", metavar="TABLE")
-    table = command("table", "print all results as Markdown", SHOWN_RUNS, ("--baseline",))
-    scores = f"the scores to print (default: {' '.join(SHOWN)})"
-    table.add_argument("--metrics", nargs="+", choices=list(METRICS), default=SHOWN, metavar="NAME", help=scores)
-    plot = command("plot", "draw differences and curves", SHOWN_RUNS, ("--output",))
-    curve = "only the curve of this metric, of loss or of edge_weight (default: the differences and boundary F1)"
-    plot.add_argument("--curve", choices=[*METRICS, "loss", "edge_weight"], metavar="NAME", help=curve)
-    offsets = ("plan", "--results", "--losses", "--baseline", "--output")
-    offsets = command("offsets", "score finished runs at logits - t · log u, for several t", offsets, NETWORKS)
-    offsets.set_defaults(results=[RESULTS / "offsets.jsonl"])
-    crops = command("crops", "draw where one loss is sharper", ("plan", "--losses", "--output"), NETWORKS)
-    crops.set_defaults(losses=[RECIPES[name].title for name in ("ce", "weighted", "module")], results=[RESULTS])
-    crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    size = "the networks of images of this size (default: of the first in the plan)"
-    crops.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=size)
-    crops.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
-    ahead = "the crops at these percentiles, by how far the last loss is ahead of the first (default: 100 50 0)"
-    crops.add_argument("--percentile", type=float, nargs="+", default=[100.0, 50.0, 0.0], metavar="P", help=ahead)
-    return parser.parse_args(arguments)
-
-
-OPTIONS = {
-    "plan": {"type": Path},
-    "--results": {
-        "type": Path,
-        "nargs": "+",
-        "default": [RESULTS / "quality.jsonl"],
-        "metavar": "FILE",
-        "help": "table of results, and others to read as well: their runs are not repeated (default: quality.jsonl, or"
-        " offsets.jsonl of `offsets`, in benchmarks/results)",
-    },
-    "--data-root": {
-        "type": Path,
-        "default": ROOT.parent / "shared",
-        "metavar": "DIR",
-        "help": "folder of the data sets, each with train/, val/ and classes.txt (default: %(default)s)",
-    },
-    "--state": {
-        "type": Path,
-        "default": ROOT / "runs" / "quality",
-        "metavar": "DIR",
-        "help": "checkpoints, from which runs resume (default: %(default)s)",
-    },
-    "--device": {"default": "cpu", "help": "default: %(default)s"},
-    "--threads": {"type": int, "default": 1, "help": "threads per run (default: %(default)s)"},
-    "--split": {"choices": ("val", "held-out"), "default": "val", "help": "held-out for trials (default: %(default)s)"},
-    "--plan": {"type": Path, "metavar": "FILE", "help": "only the losses and settings of this plan (default: all)"},
-    "--losses": {
-        "nargs": "+",
-        "metavar": "LOSS",
-        "help": "only these losses of the plan, as the table names them (default: all)",
-    },
-    "--baseline": {"default": BASELINE, "metavar": "LOSS", "help": "as the table names it (default: %(default)s)"},
-    "--output": {"type": Path, "default": IMAGES, "metavar": "DIR", "help": "default: %(default)s"},
-}
-NETWORKS = ("--data-root", "--state", "--device", "--threads")
-SHOWN_RUNS = ("--results", "--split", "--plan", "--losses")
-
 
 def place_of(options: argparse.Namespace) -> Place:
     """Return where to read and write."""
-    table, *others = options.results
-    return Place(options.data_root.resolve(), table, options.state, options.device, others=tuple(others))
+    results = vars(options).get("results", RESULTS / "quality.jsonl")  # crops need none
+    return Place(options.data_root.resolve(), results, options.state, options.device)
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
 def do_plan(options: argparse.Namespace) -> None:
-    """Train what is left of a plan."""
-    place = replace(place_of(options), score_every=options.score_every)
-    runs = read_plan(options.plan, held_out=options.held_out)
-    execute(runs, place, workers=options.workers, threads=options.threads)
+    """Train what is left of plans."""
+    end = time.time() + 60 * options.minutes
+    place = replace(place_of(options), score_every=options.score_every, end=end)
+    plans = [read_plan(path, held_out=options.held_out) for path in options.plans]
+    if failed := execute(plans, place, workers=options.workers, threads=options.threads):
+        raise ValueError(
+            f"plan: {failed} runs ended before their time; the same command continues from the last epochs"
+        )
 
 
 def do_merge(options: argparse.Namespace) -> None:
@@ -148,7 +78,7 @@ def do_merge(options: argparse.Namespace) -> None:
         rows = read_rows(path)
         if not rows:
             raise ValueError(f"merge: expected a table of results, but got {path}; pass a file that `plan` wrote")
-        add_rows(options.results[0], rows, key_of)
+        add_rows(options.results, rows, key_of)
 
 
 def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Row]]:
@@ -156,7 +86,7 @@ def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Ro
     if options.plan:
         runs = read_plan(options.plan, held_out=options.split == "held-out")
     else:
-        runs = [run for run in map(run_of, read_rows(*options.results)) if run.split == options.split]
+        runs = [run for run in map(run_of, read_rows(options.results)) if run.split == options.split]
     if options.losses:
         chosen = {baseline, *pick(runs, options.losses)}
         runs = [run for run in runs if run.title in chosen]
@@ -226,21 +156,79 @@ def do_crops(options: argparse.Namespace) -> None:
     plot_crops(split, rows, about, options.output / ("benefit.png" if len(rows) == 1 else "quality-crops.png"))
 
 
+# ----------------------------------------------------------------------------------------------------------- arguments
+
 COMMANDS = {
-    "plan": do_plan,
-    "merge": do_merge,
-    "table": do_table,
-    "plot": do_plot,
-    "offsets": do_offsets,
-    "crops": do_crops,
+    "plan": (do_plan, "do all runs of YAML files"),
+    "merge": (do_merge, "add the runs of other tables of results"),
+    "table": (do_table, "print all results as Markdown"),
+    "plot": (do_plot, "draw differences and curves"),
+    "offsets": (do_offsets, "score finished runs at logits - t · log u, for several t"),
+    "crops": (do_crops, "draw where one loss is sharper"),
 }
+PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
+LOSSES = [RECIPES[name].title for name in ("ce", "weighted", "module")]
+# The commands that take an option, its name, default, meaning, and kind.
+OPTIONS: list[tuple[str, str, Any, str, dict[str, Any]]] = [
+    ("plan", "plans", None, "plans of runs", PATH | {"nargs": "+"}),
+    ("merge", "tables", None, "tables of results", PATH | {"nargs": "+"}),
+    ("offsets crops", "plan", None, "a plan of finished runs", PATH),
+    ("plan merge table plot", "--results", RESULTS / "quality.jsonl", "table of results", PATH),
+    ("offsets", "--results", RESULTS / "offsets.jsonl", "table of results", PATH),
+    ("plan offsets crops", "--data-root", ROOT.parent / "shared", "its folders: train/, val/ and classes.txt", PATH),
+    ("plan offsets crops", "--state", ROOT / "runs/quality", "checkpoints, from which runs resume", PATH),
+    ("plan offsets crops", "--device", "cpu", "to train and to predict on", {}),
+    ("plan offsets crops", "--threads", 1, "threads per run", COUNT),
+    ("plan", "--held-out", False, "score on a fifth of the training images", {"action": "store_true"}),
+    ("plan", "--workers", 1, "runs at the same time, on one device", COUNT),
+    ("plan", "--minutes", math.inf, "begin no run that would not end in this time", {"type": float, "metavar": "N"}),
+    ("plan", "--score-every", 1, "epochs between the points of the curves", COUNT),
+    ("table plot", "--split", "val", "held-out for trials", {"choices": ("val", "held-out")}),
+    ("table plot", "--plan", None, "only the losses and settings of this plan", PATH),
+    ("table plot offsets", "--losses", None, "only these, as the table names them", {"nargs": "+", "metavar": "LOSS"}),
+    ("crops", "--losses", LOSSES, "from the baseline to the one compared with it", {"nargs": "+", "metavar": "LOSS"}),
+    ("table offsets", "--baseline", BASELINE, "as the table names it", {"metavar": "LOSS"}),
+    ("table", "--metrics", SHOWN, "the scores to print", {"nargs": "+", "choices": [*METRICS], "metavar": "NAME"}),
+    ("plot", "--curve", None, "only that of", {"choices": [*SHOWN, "loss", "edge_weight"]}),
+    ("plot offsets crops", "--output", IMAGES, "folder of the pictures", PATH),
+    ("crops", "--seed", 0, "of the networks", COUNT),
+    (
+        "crops",
+        "--size",
+        None,
+        "of the images, not that of the plan's first run",
+        COUNT | {"nargs": 2, "metavar": ("H", "W")},
+    ),
+    ("crops", "--window", 64, "pixels per side", COUNT),
+    (
+        "crops",
+        "--percentile",
+        [100.0, 50.0, 0.0],
+        "of the crops by how far the last loss is ahead of the first",
+        {"type": float, "nargs": "+", "metavar": "P"},
+    ),
+]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command, (_, about) in COMMANDS.items():
+        added = commands.add_parser(command, help=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        for takers, name, default, meaning, kind in OPTIONS:
+            if command in takers.split():
+                added.add_argument(name, help=meaning, **({"default": default} if name.startswith("-") else {}), **kind)
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Execute the command line."""
     options = parse(arguments)
     try:
-        COMMANDS[options.command](options)
+        COMMANDS[options.command][0](options)
     except (CheckpointError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"quality.py: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,5 +83,14 @@ def split_indices(index: np.ndarray, size: int) -> list[np.ndarray]:
 
 def load_batch(dataset: SegmentationDataset, index: Iterable[int], device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Load images [B, 3, H, W] or volumes [B, 1, D, H, W], and their labels [B, *S]."""
-    images, labels = zip(*(dataset[int(i)] for i in index), strict=True)
-    return torch.stack(images).to(device), torch.stack(labels).to(device)
+    images, labels = map(torch.stack, zip(*(dataset[int(i)] for i in index), strict=True))
+    if device == "cpu":
+        return images, labels
+    # From pinned memory, the copies do not wait for what the device does.
+    return images.pin_memory().to(device, non_blocking=True), labels.pin_memory().to(device, non_blocking=True)
+
+
+def work_of(run: Run, place: Place) -> float:
+    """Return how much there is to compute in a run, in proportion to its time on a CPU."""
+    images = len(training_set(run, place)[1])
+    return float(run.epochs * run.crops * images * math.prod(run.crop or run.size or (1,)))

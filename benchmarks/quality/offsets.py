@@ -47,7 +47,7 @@ def scores_at(run: Run, place: Place, log_u: Tensor, offsets: Sequence[float]) -
     scores = []
     for t in offsets:
         shifted = [(logits - t * log_u.view(-1, *[1] * (logits.dim() - 2)), target) for logits, target in batches]
-        scores.append(evaluate(torch.nn.Identity(), shifted, len(classes), void, place.device))
+        scores.append(evaluate(torch.nn.Identity(), shifted, len(classes), void, place.device, metrics=POINTS))
     return {name: [at[name] for at in scores] for name in POINTS}
 
 
@@ -66,7 +66,7 @@ def sweep(runs: Sequence[Run], place: Place) -> None:
             print(f"left out: {error}", file=sys.stderr)
             continue
         add_rows(place.results, [row], key_of)
-        print(f"{number}/{len(runs)}  {run.data}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        print(f"{number}/{len(runs)}  {run.data}  {run.key}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
 def _row_of(run: Run, place: Place, log_u: Tensor) -> Row:

@@ -88,10 +88,11 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
 
     A line is the mean over the seeds; the baseline and edgeloss also show their range.
     """
-    figure, axes = make_figure(sets, 2.6, 3.3)
-    groups = [by_loss(row for row in rows if name in row["curve"]) for rows in sets.values()]  # some lack it
-    drawn = looks(loss for losses in groups for loss in losses)
-    for axis, losses in zip(axes, groups, strict=True):
+    with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
+    groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
+    figure, axes = make_figure(groups, 2.6, 3.3)
+    drawn = looks(loss for losses in groups.values() for loss in losses)
+    for axis, losses in zip(axes, groups.values(), strict=True):
         for loss, results in losses.items():
             at_epoch: dict[int, list[float]] = defaultdict(list)  # of the seeds
             for curve in (row["curve"] for row in results):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,15 +12,12 @@ from typing import Any
 
 import yaml
 
-from baselines.recipes import REMOVED, Options, completed, defaults, loss_title
+from baselines.recipes import EARLIER, Options, completed, loss_title
 from edgeloss.io import check_file
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
 NETWORKS = ("unet", "efficientnet-lite0")
-# Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
-# earlier checkpoints and results keep theirs.
-ADDED = ("crop", "crops", "contiguous", "network", "pretrained", "dice", "old_focus")
 
 
 @dataclass(frozen=True)
@@ -85,22 +83,20 @@ class Run:
             object.__setattr__(self, name, tuple(value) if value else None)
 
     @property
-    def slug(self) -> str:
-        """A unique name."""
-        values = _without_defaults(asdict(self), vars(Run))
-        values["options"] = _without_defaults(REMOVED.get(self.loss, {}) | self.options, defaults(self.loss))
-        text = json.dumps(values, sort_keys=True)
-        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-    @property
     def split(self) -> str:
         """The name of the images that the run is scored on."""
         return "held-out" if self.held_out else "val"
 
     @property
     def key(self) -> str:
-        """The key of the run's row in the table of results."""
-        return f"{self.slug}-{self.split}"
+        """A unique name, of its checkpoint and of its row in the table of results."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier version computed the loss in another way, so that it can't be trained again."""
+        return bool(self.options.keys() & EARLIER.get(self.loss, {}).keys())
 
     @property
     def dims(self) -> int:
@@ -118,17 +114,12 @@ class Run:
         return loss_title(self.loss, self.options)
 
 
-def _without_defaults(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove what later versions added and is at its default."""
-    return {key: value for key, value in values.items() if key not in ADDED or value != known[key]}
-
-
 SETTINGS = [field.name for field in fields(Run) if field.name not in ("loss", "options", "seed", "data", "held_out")]
 
 
 def run_of(row: Row) -> Run:
-    """Return the run of a row of the table of results; rows of earlier versions have settings that were removed."""
-    return Run(**{field.name: row["run"][field.name] for field in fields(Run) if field.name in row["run"]})
+    """Return the run of a row of the table of results."""
+    return Run(**row["run"])
 
 
 def key_of(row: Row) -> str:
@@ -146,7 +137,7 @@ class Place:
         state: folder of the checkpoints.
         device: to train on.
         score_every: number of epochs between scores; the last epoch is always scored.
-        others: more tables of results, whose runs are not repeated.
+        end: time when no run is begun, and none goes on that two epochs have shown to take longer.
     """
 
     root: Path
@@ -154,11 +145,11 @@ class Place:
     state: Path
     device: str = "cpu"
     score_every: int = 1
-    others: tuple[Path, ...] = ()
+    end: float = math.inf
 
     def checkpoint(self, run: Run) -> Path:
         """Return the path of the run's checkpoint."""
-        return self.state / f"{run.slug}.pt"
+        return self.state / f"{run.key}.pt"
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans

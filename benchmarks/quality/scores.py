@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from edgeloss.extras import install_advice
 from quality.calibration import Calibration
 from quality.shapes import Shapes
+
+if TYPE_CHECKING:  # slow to import
+    from torchmetrics import Metric
 
 RATIOS = {"boundary_iou_02": 0.02, "boundary_iou_005": 0.005}
 RADII = (1, 2, 3, 5)
@@ -56,18 +60,17 @@ def thin_class(data: str, classes: Sequence[str]) -> int | None:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    batches: Sequence[tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor]],
     num_classes: int,
     void: int,
     device: str,
     *,
-    slow: bool = False,
+    metrics: Collection[str] = tuple(METRICS),
     thin: int | None = None,
 ) -> dict[str, Any]:
-    """Compute the metrics over a split.
+    """Compute metrics over a split: some of METRICS, of which HD95 and clDice of the class ``thin`` take longest.
 
-    ``iou`` has one value per class, None for a class that does not occur. ``slow`` adds HD95 and, for the class
-    ``thin``, clDice.
+    ``iou`` has one value per class, None for a class that does not occur.
     """
     from torchmetrics import MetricCollection
     from torchmetrics.classification import MulticlassJaccardIndex
@@ -75,30 +78,35 @@ def evaluate(
     from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 
     labels: dict[str, Any] = {"num_classes": num_classes, "ignore_index": void}
+    known: dict[str, Callable[[], Metric]] = {
+        **{name: partial(BoundaryIoU, ratio=ratio, **labels) for name, ratio in RATIOS.items()},
+        **{
+            f"{score}_{r}": partial(BoundaryF1, radius=r, score=score, **labels)
+            for score in ("f1", "precision", "recall")
+            for r in RADII
+        },
+        **{f"trimap_{r}": partial(TrimapIoU, radius=r, **labels) for r in TRIMAP_RADII},
+    }
     collection = MetricCollection(
         {
             "iou": MulticlassJaccardIndex(average="none", zero_division=math.nan, **labels),
-            **{name: BoundaryIoU(ratio=ratio, **labels) for name, ratio in RATIOS.items()},
-            **{
-                f"{score}_{r}": BoundaryF1(radius=r, score=score, **labels)
-                for score in ("f1", "precision", "recall")
-                for r in RADII
-            },
-            **{f"trimap_{r}": TrimapIoU(radius=r, **labels) for r in TRIMAP_RADII},
+            **{name: make() for name, make in known.items() if name in metrics},
         }
     ).to(device)
     calibration, shapes = Calibration(void), Shapes(num_classes, void, thin)
+    has_calibration, has_shapes = "ece" in metrics, "hd95" in metrics
     model.eval()
     for images, target_on_cpu in batches:
         logits, target = model(images.to(device)), target_on_cpu.to(device)
         predicted = logits.argmax(1)
         collection.update(predicted, target)
-        calibration.update(logits, target)
-        if slow:
+        if has_calibration:
+            calibration.update(logits, target)
+        if has_shapes:
             shapes.update(predicted, target)
     values = collection.compute()
     iou = values.pop("iou")
-    added = calibration.compute() | (shapes.compute() if slow else {})
+    added = (calibration.compute() if has_calibration else {}) | (shapes.compute() if has_shapes else {})
     return {
         "miou": round(iou.nanmean().item(), 6),
         **{name: round(value.item(), 6) for name, value in values.items()},

@@ -12,7 +12,7 @@ from typing import Any
 from baselines.recipes import RECIPES, loss_title
 from quality.runs import Run, key_of
 from quality.scores import METRICS, scale_of
-from result_table import Row, read_rows
+from result_table import Row, markdown_table, read_rows
 
 BASELINE = "cross-entropy"
 
@@ -27,7 +27,7 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
+def rows_of(path: Path, runs: Iterable[Run]) -> dict[str, list[Row]]:
     """Read the results of some runs by their data sets, in the order of the runs.
 
     Results of other settings have names of their own: the size of a pretrained network, epochs where some differ.
@@ -35,7 +35,7 @@ def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
     Raises:
         ValueError: if there are no results, or two settings have the same name.
     """
-    rows = {key_of(row): row for row in read_rows(*paths)}
+    rows = {key_of(row): row for row in read_rows(path)}
     grouped: dict[Any, list[Run]] = defaultdict(list)
     for key, run in {run.key: run for run in runs}.items():
         if key in rows:
@@ -46,7 +46,7 @@ def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
         named[longer] = [rows[run.key] for run in found]
     if not named or len(named) < len(grouped):
         what = "of one setting per data set; pass --plan" if named else "of these runs; train them with `plan`"
-        raise ValueError(f"--results: expected results {what}, but got {', '.join(map(str, paths))}")
+        raise ValueError(f"--results: expected results {what}, but got {path}")
     return named
 
 
@@ -150,22 +150,18 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
     rows = [(data, row) for data, rows in results.items() for row in summarize(rows, baseline)]
-    heads = [METRICS[name] for name in metrics]
+    heads = [f"{METRICS[name]}:" for name in metrics]
     scores = [[data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)] for data, row in rows]
     differences = [
         [data, row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)]
         for data, row in rows
         if row["differences"]
     ]
-    return (
-        f"{SCORES_TITLE}\n\n{_table(['data', 'loss', 'seeds', *heads], scores)}\n"
-        f"{DIFFERENCES.format(baseline)}\n\n{_table(['data', 'loss', 'pairs', *heads], differences)}"
-    )
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+    parts = {
+        SCORES_TITLE: markdown_table(["data", "loss", "seeds:", *heads], scores),
+        DIFFERENCES.format(baseline): markdown_table(["data", "loss", "pairs:", *heads], differences),
+    }
+    return "\n".join("\n".join([title, "", *lines, ""]) for title, lines in parts.items())
 
 
 def _seeds(row: Summary) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 import platform
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import repeat
+from multiprocessing import connection, get_context
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from baselines.common import at_size
 from baselines.recipes import Module, Progress, make
-from measure import INSTRUCTIONS, processes, processor
+from measure import INSTRUCTIONS, end_with_parent, processor
 from quality.data import (
     augmentation,
     load_batch,
@@ -28,6 +30,7 @@ from quality.data import (
     scored_batches,
     split_indices,
     training_set,
+    work_of,
 )
 from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, key_of
@@ -39,6 +42,7 @@ from segkit.model import UNet
 WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs in which the learning rate rises linearly
 POWER = 0.9  # of its polynomial fall to 0
+SLOWER = 1.2  # how much longer than its second epoch the others may take, with their scores
 
 
 def make_network(run: Run, num_classes: int) -> nn.Module:
@@ -50,6 +54,10 @@ def make_network(run: Run, num_classes: int) -> nn.Module:
 
 class DivergedError(ArithmeticError):
     """Raised when the loss is no longer finite."""
+
+
+class OutOfTimeError(Exception):
+    """Raised when a run would not end in time."""
 
 
 class Training:
@@ -65,7 +73,8 @@ class Training:
         self.run, self.place = run, place
         self.classes, self.void = read_labels(place.root / run.data)
         self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
-        self.evaluated, self.thin = scored_batches(run, place), thin_class(run.data, self.classes)
+        self.evaluated = [(x.to(place.device), y.to(place.device)) for x, y in scored_batches(run, place)]
+        self.thin = thin_class(run.data, self.classes)
 
         torch.manual_seed(run.seed)
         self.model = make_network(run, len(self.classes)).to(place.device)
@@ -97,7 +106,9 @@ class Training:
 
         Raises:
             DivergedError: if the loss becomes nan or infinite.
+            OutOfTimeError: if two epochs show that the others would not end in time.
         """
+        second = self.epoch + 2  # the first one also pays for the start of the device
         while self.epoch < self.run.epochs:
             start = time.perf_counter()
             loss = self.train_epoch()
@@ -115,7 +126,10 @@ class Training:
             state = {name: part.state_dict() for name, part in self._parts().items()}
             save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curve": self.curve})
             progress = f"{self.epoch}/{self.run.epochs}"
-            print(f"{self.run.data}  {self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
+            print(f"{self.run.data}  {self.run.key}  {progress}  {loss:.4f}  {scores}  {seconds:.1f} s", flush=True)
+            needed = SLOWER * (time.perf_counter() - start) * (self.run.epochs - self.epoch)
+            if self.epoch == second and time.time() + needed > self.place.end:
+                raise OutOfTimeError(f"it would take {needed:.0f} s more")
 
     def train_epoch(self) -> float:
         """Train one epoch and return its mean loss.
@@ -127,7 +141,7 @@ class Training:
         steps_per_epoch = run.crops * math.ceil(len(self.chosen) / run.batch)
         steps = run.epochs * steps_per_epoch
         self.model.train()
-        total = 0.0
+        losses, sizes = [], []
         for step, (images, labels) in enumerate(self._batches(), start=self.epoch * steps_per_epoch):
             rise = min(1.0, (step + 1) / (WARMUP * steps_per_epoch))
             for group in self.optimizer.param_groups:
@@ -137,15 +151,20 @@ class Training:
             logits = logits.float()
             if not isinstance(self.criterion, Module):  # which accepts a lower resolution
                 logits = at_size(logits, labels.shape[1:])
-            loss = self.criterion(logits, labels, Progress(step, steps, self.epoch))
-            value = loss.item()
-            if not math.isfinite(value):
-                raise DivergedError(f"the loss is {value} in step {step + 1} of {steps}, epoch {self.epoch + 1}")
+            try:
+                loss = self.criterion(logits, labels, Progress(step, steps, self.epoch))
+            except torch.linalg.LinAlgError as error:  # of logits that are nan, by RMI
+                raise DivergedError(f"{error} in step {step + 1} of {steps}, epoch {self.epoch + 1}") from error
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            total += value * len(images)
-        return total / (run.crops * len(self.chosen))
+            losses.append(loss.detach())
+            sizes.append(len(images))
+        values = torch.stack(losses).tolist()  # not after each step, which would wait for the device
+        for step, value in enumerate(values, start=self.epoch * steps_per_epoch + 1):
+            if not math.isfinite(value):
+                raise DivergedError(f"the loss is {value} in step {step} of {steps}, epoch {self.epoch + 1}")
+        return sum(map(operator.mul, values, sizes)) / (run.crops * len(self.chosen))
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Load the batches of an epoch: `crops` passes over the images, each in its own order with its own samples."""
@@ -156,15 +175,16 @@ class Training:
                 yield load_batch(self.train_set, index, self.place.device)
 
     def score(self) -> Row:
-        """Compute the metrics; those that take long after the last epoch only."""
-        slow, device = self.epoch == self.run.epochs, self.place.device
-        return evaluate(self.model, self.evaluated, len(self.classes), self.void, device, slow=slow, thin=self.thin)
+        """Compute the metrics; before the last epoch those of the curves only."""
+        chosen = METRICS if self.epoch == self.run.epochs else SHOWN
+        about = len(self.classes), self.void, self.place.device
+        return evaluate(self.model, self.evaluated, *about, metrics=chosen, thin=self.thin)
 
 
 def finish(run: Run, place: Place) -> None:
     """Train what is left of a run, score it, and add its row to the table.
 
-    A run that diverged has a row, too.
+    A run that diverged has a row, too. One that would not end in time has none; its last epoch is kept.
     """
     training = Training(run, place)
     row: Row = {
@@ -184,6 +204,9 @@ def finish(run: Run, place: Place) -> None:
         training.train()
     except DivergedError as error:
         row["failed"] = str(error)
+    except OutOfTimeError as error:
+        print(f"{run.data}  {run.key}  left for the next call: {error}", flush=True)
+        return
     else:
         row["metrics"] = training.curve[-1]["metrics"]
     row["curve"] = _columns(training.curve)
@@ -191,24 +214,76 @@ def finish(run: Run, place: Place) -> None:
 
 
 def _columns(curve: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return a curve as a list of values per name, which takes half the space, without what only some points have."""
-    points = [{**{name: point[name] for name in point if name != "metrics"}, **point["metrics"]} for point in curve]
-    names = [name for name in points[0] if all(name in point for point in points)] if points else []
-    return {name: [point[name] for point in points] for name in names}
+    """Return a curve as a list of values per name, of the metrics in SHOWN only, which takes less space."""
+    points = [point | {name: point["metrics"][name] for name in SHOWN} for point in curve]
+    return {name: [point[name] for point in points] for name in (points[0] if points else ()) if name != "metrics"}
 
 
-def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) -> None:
-    """Do the runs that have no row in the table yet."""
-    torch.set_num_threads(threads)
-    done = set(map(key_of, read_rows(place.results, *place.others)))
-    left = [run for run in runs if run.key not in done]
-    print(f"{len(runs)} runs, {len(left)} of them to do", flush=True)
+def left_of(plans: Sequence[Sequence[Run]], place: Place) -> list[Run]:
+    """Return the runs without a row: the shortest plan first, in it the seeds in turn, of each the short runs first."""
+    known, ordered = {key_of(row) for row in read_rows(place.results)}, []
+    for runs in plans:
+        left = [(run, work_of(run, place)) for run in runs if run.key not in known and not run.is_earlier]
+        left.sort(key=lambda pair: (pair[0].seed, pair[1]))
+        ordered.append((sum(work for _, work in left), [run for run, _ in left]))
+    ordered.sort(key=lambda pair: pair[0])
+    return [*{run.key: run for _, runs in ordered for run in runs}.values()]
+
+
+def execute(plans: Sequence[Sequence[Run]], place: Place, *, workers: int, threads: int) -> int:
+    """Do the runs of plans that have no row in the table yet; return how many of them failed.
+
+    More than one worker are processes, which share the device. What a killed process has left resumes in another call.
+    """
+    left, failed = deque(left_of(plans, place)), 0
+    print(f"{sum(map(len, plans))} runs, {len(left)} of them to do", flush=True)
     if workers == 1:
-        for run in left:
-            finish(run, place)
-        return
-    with processes(workers, partial(torch.set_num_threads, threads)) as pool:
-        list(pool.map(finish, left, repeat(place)))
+        torch.set_num_threads(threads)
+        while left and time.time() < place.end:
+            finish(left.popleft(), place)
+    else:
+        failed = _share(left, place, workers, threads)
+    if left:
+        print(f"the time is up before {len(left)} runs; the same command goes on", flush=True)
+    return failed
+
+
+def _share(left: deque[Run], place: Place, workers: int, threads: int) -> int:
+    """Give runs to processes, to each the next one when it is done; return how many of the processes ended early."""
+    context, busy, failed = get_context("spawn"), {}, 0  # a fork of a process that has used CUDA can't use it
+    try:
+        while busy or (left and time.time() < place.end):
+            while left and len(busy) < workers and time.time() < place.end:
+                pipe, end = context.Pipe()
+                busy[pipe] = context.Process(target=_work, args=(end, place, threads))
+                busy[pipe].start()
+                end.close()
+                pipe.send(left.popleft())
+            for pipe in connection.wait(busy):
+                try:
+                    pipe.recv()
+                    if left and time.time() < place.end:
+                        pipe.send(left.popleft())
+                        continue
+                except (EOFError, OSError):  # the process was killed, or an error has ended it
+                    failed += 1
+                pipe.close()
+                busy.pop(pipe).join()
+    except (KeyboardInterrupt, SystemExit):
+        for process in busy.values():
+            process.terminate()
+        raise
+    return failed
+
+
+def _work(pipe: connection.Connection, place: Place, threads: int) -> None:
+    """Finish runs until there is no other one."""
+    end_with_parent()
+    torch.set_num_threads(threads)
+    with suppress(EOFError):
+        while True:
+            finish(pipe.recv(), place)
+            pipe.send(None)
 
 
 def load_network(run: Run, place: Place) -> nn.Module:

@@ -46,7 +46,6 @@ class SlabGradient {
   SlabTiles<A> tiles_;
   RegionRows<A> regions_;
   std::vector<A> gradient_;
-  std::vector<OtherWeight<A>> others_;
 };
 
 template <typename A>
@@ -96,49 +95,37 @@ void SlabGradient<A>::prepare(const Slab& slab) {
 // The weights where neighbors are gathered: their shares.
 template <typename A>
 void SlabGradient<A>::collect_shares(const Slab& slab) {
-  const Geometry& g = call_.g;
   weights_.clear();
-  weights_.start(slab.pixels(g.width), g.classes);
-  for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
-    const Chunk chunk = {slab.image, z * g.height + slab.first_row, z * g.height + slab.last_row};
-    const int32_t first = slab.place(g.width, z, slab.first_row, 0);
-    others_.clear();
-    gather_shares(call_, chunk, weights_.same.data() + first, others_);
-    for (const OtherWeight<A>& each : others_) {
-      const int32_t place = first + each.place;
-      if (g.classes == 2) {
-        weights_.other[place] += each.weight;
-      } else {
-        weights_.others.push_back({place, each.k, each.weight});
-      }
-    }
-  }
+  weights_.start(slab.pixels(call_.g.width), call_.g.classes);
+  gather_shares(call_, slab, weights_.same.data(), weights_.others);
+  if (call_.g.classes > 2) return;
+  for (const OtherWeight<A>& each : weights_.others) weights_.other[each.place] += each.weight;
+  weights_.others.clear();
 }
 
 // ---------------------------------------------------------------------------------------- logits of lower resolution
 
-// A box of low-resolution rows of an image: what the backward pass works on. The rows at the labels' resolution that
-// are mixed from two boxes are visited for each of them.
-struct LowBox {
-  int64_t image, first_slice, last_slice, first_row, last_row;
+// Low-resolution rows of a slice: what the backward pass works on. The rows at the labels' resolution that are mixed
+// from two such bands are visited for each of them.
+struct LowBand {
+  int64_t image, slice, first_row, last_row;
+
+  bool has(int64_t z, int64_t row) const { return z == slice && first_row <= row && row < last_row; }
 };
 
-struct LowBoxes {
-  int64_t depth, height, slices, rows;  // of the image; of a box
-  int64_t per_slice, per_image, count;
+struct LowBands {
+  int64_t depth, height, rows, per_slice, count;
 
-  LowBoxes(int64_t batch, int64_t depth, int64_t height) : depth(depth), height(height) {
-    // Large, so that few rows are visited twice, and yet enough of them for all threads.
-    const int64_t most = std::clamp<int64_t>(batch * depth * height / 32, 2, 16);
-    slices = std::min<int64_t>(depth, 4);
-    rows = std::min(height, most);
-    per_slice = (height + rows - 1) / rows;
-    per_image = (depth + slices - 1) / slices * per_slice;
-    count = batch * per_image;
-  }
-  LowBox at(int64_t index) const {
-    const int64_t slice = index % per_image / per_slice * slices, row = index % per_slice * rows;
-    return {index / per_image, slice, std::min(slice + slices, depth), row, std::min(row + rows, height)};
+  LowBands(int64_t batch, int64_t depth, int64_t height)
+      : depth(depth),
+        height(height),
+        // Large, so that few rows are visited twice, and yet enough of them for all threads.
+        rows(std::min(height, std::clamp<int64_t>(batch * depth * height / 32, 2, 16))),
+        per_slice((height + rows - 1) / rows),
+        count(batch * depth * per_slice) {}
+  LowBand at(int64_t index) const {
+    const int64_t slice = index / per_slice, row = index % per_slice * rows;
+    return {slice / depth, slice % depth, row, std::min(row + rows, height)};
   }
 };
 
@@ -149,79 +136,60 @@ void find_support(const Axis<A>& axis, int64_t first, int64_t last, int64_t& beg
   for (end = begin; end < axis.high && axis.at(end).first < last;) ++end;
 }
 
-// The gradient of a box's low-resolution rows, as they are interpolated along themselves: [slice, row, logit, W].
+// Adds a tile of n pixels to the gradient of the low-resolution row that they are interpolated from along itself.
 template <typename A>
-struct WideSums {
-  const LowBox& box;
-  const Upsample<A>& up;
-  int64_t logits;
-  std::vector<A>& sums;
+void add_tile(const A* tile, int64_t ld, int64_t logits, int64_t n, A weight, A* sum, int64_t step) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    for (int64_t c = 0; c < logits; ++c) {
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) sum[c * step + j] += weight * tile[c * ld + j];
+    }
+  });
+}
 
-  int64_t rows() const { return box.last_row - box.first_row; }
-  A* at(int64_t slice, int64_t row) const {
-    return sums.data() + ((slice - box.first_slice) * rows() + row - box.first_row) * logits * up.along_x.high;
-  }
-  // Adds a tile of n pixels from a column on, of the row that is mixed from some of them.
-  void add(const RowTaps<A>& taps, int64_t column, int64_t n, const A* tile, int64_t ld) const {
-    for (int which = 0; which < 4; ++which) {
-      const int64_t slice = taps.row[which] / up.along_y.low, row = taps.row[which] % up.along_y.low;
-      const bool inside =
-          slice >= box.first_slice && slice < box.last_slice && row >= box.first_row && row < box.last_row;
-      const A weight = taps.weight_of(which);
-      if (!inside || weight == A(0)) continue;
-      vectorized<A>([=, sum = at(slice, row) + column, step = up.along_x.high, logits = logits]() EDGELOSS_LOOP {
-        for (int64_t c = 0; c < logits; ++c) {
-          EDGELOSS_INDEPENDENT
-          for (int64_t j = 0; j < n; ++j) sum[c * step + j] += weight * tile[c * ld + j];
+// What the rows at the labels' resolution give to a band. wide, narrow: memory for [row, logit, W] of both widths.
+template <typename A>
+void backward_band(const Call<A>& call, const LowBand& band, const Stored<A, void*>& out, SlabGradient<A>& space,
+                   std::vector<A>& wide, std::vector<A>& narrow) {
+  const Geometry& g = call.g;
+  const Upsample<A>& up = *call.up;
+  const int64_t low = up.along_x.low, low_y = up.along_y.low, per_row = g.logits * g.width;
+  wide.assign((band.last_row - band.first_row) * per_row, A(0));
+  narrow.resize(g.logits * low);
+  int64_t first_slice, last_slice, first_row, last_row;
+  find_support(up.along_z, band.slice, band.slice + 1, first_slice, last_slice);
+  find_support(up.along_y, band.first_row, band.last_row, first_row, last_row);
+  for (int64_t z = first_slice; z < last_slice; ++z) {
+    for (int64_t y = first_row; y < last_row; y += call.slabs.rows) {
+      const Slab slab = {band.image, z, z + 1, y, std::min(y + call.slabs.rows, last_row)};
+      space.for_each_tile(slab, [&](const A* gradient, const Pixels<A>& pixels, const TilePlace& at) {
+        const RowTaps<A> taps = up.row_taps(z, at.row);
+        for (int which = 0; which < 4; ++which) {
+          const int64_t row = taps.row[which] % low_y;
+          const A weight = taps.weight_of(which);
+          if (weight == A(0) || !band.has(taps.row[which] / low_y, row)) continue;
+          add_tile(gradient + (g.logits == 1 ? call.tile() : 0), call.tile(), g.logits, pixels.tile.n, weight,
+                   wide.data() + (row - band.first_row) * per_row + at.column, g.width);
         }
       });
     }
   }
-  void write(const Stored<A, void*>& out) const {
-    const int64_t low = up.along_x.low;
-    std::vector<A> narrow(logits * low);
-    for (int64_t slice = box.first_slice; slice < box.last_slice; ++slice) {
-      for (int64_t row = box.first_row; row < box.last_row; ++row) {
-        up.adjoint(at(slice, row), logits, narrow.data());
-        write_tile(narrow.data(), low, logits, low, out, (slice * up.along_y.low + row) * low, false);
-      }
-    }
+  for (int64_t row = band.first_row; row < band.last_row; ++row) {
+    up.adjoint(wide.data() + (row - band.first_row) * per_row, g.logits, narrow.data());
+    write_tile(narrow.data(), low, g.logits, low, out, (band.slice * low_y + row) * low, false);
   }
-};
-
-// What the rows at the labels' resolution give to a box.
-template <typename A>
-void backward_box(const Call<A>& call, const LowBox& box, const Stored<A, void*>& out, SlabGradient<A>& space,
-                  std::vector<A>& memory) {
-  const Geometry& g = call.g;
-  const Upsample<A>& up = *call.up;
-  const WideSums<A> sums = {box, up, g.logits, memory};
-  memory.assign((box.last_slice - box.first_slice) * sums.rows() * g.logits * g.width, A(0));
-  int64_t first_slice, last_slice, first_row, last_row;
-  find_support(up.along_z, box.first_slice, box.last_slice, first_slice, last_slice);
-  find_support(up.along_y, box.first_row, box.last_row, first_row, last_row);
-  for (int64_t z = first_slice; z < last_slice; ++z) {
-    for (int64_t y = first_row; y < last_row; y += call.slabs.rows) {
-      const Slab slab = {box.image, z, z + 1, y, std::min(y + call.slabs.rows, last_row)};
-      space.for_each_tile(slab, [&](const A* gradient, const Pixels<A>& pixels, const TilePlace& at) {
-        sums.add(up.row_taps(z, at.row), at.column, pixels.tile.n, gradient + (g.logits == 1 ? call.tile() : 0),
-                 call.tile());
-      });
-    }
-  }
-  sums.write(out);
 }
 
 template <typename A>
 void upsampled_backward(const Call<A>& call, const Gradients& gradients, const Tensor& grad) {
-  const LowBoxes boxes(call.g.batch, call.up->along_z.low, call.up->along_y.low);
+  const LowBands bands(call.g.batch, call.up->along_z.low, call.up->along_y.low);
   const Steps steps(grad);
-  on_each_thread(boxes.count, 1, [&](Tasks& tasks) {
+  on_each_thread(bands.count, 1, [&](Tasks& tasks) {
     SlabGradient<A> space(call, gradients);
-    std::vector<A> sums;
+    std::vector<A> wide, narrow;
     for (int64_t i, end; tasks.take(i, end);) {
-      const LowBox box = boxes.at(i);
-      backward_box(call, box, stored_output<A>(grad, steps, box.image), space, sums);
+      const LowBand band = bands.at(i);
+      backward_band(call, band, stored_output<A>(grad, steps, band.image), space, wide, narrow);
     }
   });
 }

@@ -1,7 +1,7 @@
 // The whole loss on the CPU: what forward and backward share.
 //
 // Forward (forward.cpp): (1) labels: which of them count, how many, and their averages for the region term; with decay
-// the distances (distances.h); (2) slab by slab, the weights of the edge terms from the labels (labels.h), and tile by
+// the distances; (2) slab by slab, the weights of the edge terms from the labels (labels.h), and tile by
 // tile the sums of the terms and the averages of the shares (pixels.h); (3) where neighbors are gathered, the edge
 // terms of pairs of pixels (neighbors/gather.h); (4) from the averages, the region terms and their slopes (region/).
 // Backward (backward.cpp) forms these weights again, and the gradient from them and the logits. Logits of lower
@@ -44,15 +44,6 @@ A* data_of(const Tensor& tensor) {
   return tensor.numel() > 0 ? static_cast<A*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
-// An image's logits one by one, upsampled or not.
-template <typename A>
-struct Reader {
-  Stored<A> x;
-  const Upsample<A>* up;
-
-  A at(int64_t pixel, int64_t c) const { return up ? up->at(x, pixel, c) : x.at(pixel, c); }
-};
-
 using Sums = std::array<double, Row::kCount>;
 
 // Everything that the passes share: arguments, and the state that forward leaves to backward.
@@ -89,7 +80,6 @@ struct Call {
   }
 
   Stored<A> image(int64_t b) const { return stored<A>(logits, steps, b, g.logits == 1); }
-  Reader<A> reader(int64_t b) const { return {image(b), up ? &*up : nullptr}; }
   A per_decay() const { return options.has_decay() ? static_cast<A>(1 / options.decay) : A(0); }
   Smoothing<A> smoothing(int64_t image) const {
     return {weight ? weight + g.table(image) : nullptr, g.classes, static_cast<A>(options.label_smoothing)};

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "../neighbors/gather.h"
-#include "distances.h"
 #include "parallel.h"
 #include "slab_tiles.h"
 
@@ -168,12 +167,12 @@ struct Passes {
   }
 
   void find_distances() {
-    Distances search(call.g, call.options);
-    const auto label = [&](const Slab& slab) { return call.label + slab.image * call.g.pixels; };
-    for_each_slab([&] { return [&](int64_t, const Slab& slab) { search.prepare(slab, label(slab)); }; });
+    const Moves moves(call.g, call.options);
     for_each_slab([&] {
-      return [&](int64_t, const Slab& slab) {
-        search.find(slab, label(slab), call.state.field + slab.image * call.g.pixels);
+      auto windows = std::make_shared<EdgeWindows<A>>(call.g);
+      return [&, windows](int64_t, const Slab& slab) {
+        const int64_t first = slab.image * call.g.pixels;
+        windows->find_distances(call.label + first, slab, moves, call.state.field + first);
       };
     });
   }
@@ -235,10 +234,7 @@ struct Passes {
   void gather() {
     for_each_slab([&] {
       return [&](int64_t i, const Slab& slab) {
-        for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
-          const Chunk chunk = {slab.image, z * call.g.height + slab.first_row, z * call.g.height + slab.last_row};
-          gather_terms(call, chunk, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
-        }
+        gather_terms(call, slab, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
       };
     });
   }
@@ -277,34 +273,17 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
 
 // ------------------------------------------------------------------------------------------------------------ operator
 
-// Throws if a label is neither a class nor ignored.
-void throw_if_wrong(const Geometry& g, const Target& target, double wrong) {
-  if (wrong == 0) return;
-  const int64_t count = g.batch * g.pixels;
-  int64_t first = 0, same = 0;
-  while (!target.is_wrong(target.at(first))) ++first;
-  for (int64_t i = first; i < count; ++i) same += target.at(i) == target.at(first);
-  const int64_t others = static_cast<int64_t>(wrong) - same;
-  throw std::invalid_argument(
-      "target: " + unexpected_label(g, target.ignore_index, target.at(first)) + " at " + count_of_pixels(same) +
-      ", first at " + position(g, first) +
-      (others ? ", and other labels out of range at " + count_of_pixels(others) + " more" : ""));
-}
-
 template <typename A>
 Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optional<Tensor>& distance,
                     const Options& options) {
   const Geometry g = clipped_geometry(inputs.logits, labels, options);
   const Outputs outputs = new_outputs(inputs.logits, labels, distance, g, options);
-  double *sums = data_of<double>(outputs.sums), *region = data_of<double>(outputs.region);
-  std::fill_n(sums, Row::kCount, 0.0);
-  std::fill_n(region, outputs.region.numel(), 0.0);
-  double* region_weight = data_of<double>(outputs.region_weight);
-  std::fill_n(region_weight, outputs.region_weight.numel(), 0.0);
-  int64_t* edge_counts = data_of<int64_t>(outputs.edge_counts);
-  std::fill_n(edge_counts, outputs.edge_counts.numel(), 0);
+  for (const Tensor* each : {&outputs.sums, &outputs.edge_counts, &outputs.region, &outputs.region_weight}) {
+    if (each->numel() > 0) std::memset(each->mutable_data_ptr(), 0, each->numel() * each->element_size());
+  }
   if (g.batch * g.pixels == 0) return outputs;
 
+  double *sums = data_of<double>(outputs.sums), *region_weight = data_of<double>(outputs.region_weight);
   const Call<A> call(inputs, labels, outputs.saved, options);
   want_large_pages(call.label, g.batch * g.pixels * sizeof(*call.label));
   if (call.state.m) want_large_pages(call.state.m, 2 * g.batch * g.pixels * sizeof(A));
@@ -322,7 +301,10 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
     wrong += passes.sums[i][Row::kWrong];
     if (region_weight) region_weight[call.slabs.at(i).image / g.tables] += passes.sums[i][Row::kWeight];
   }
-  if (options.validate) throw_if_wrong(g, target, wrong);  // here, as a parallel loop loses the message
+  if (options.validate && wrong > 0) {  // here, as a parallel loop loses the message
+    throw std::invalid_argument("target: expected labels 0 to " + std::to_string(g.classes - 1) +
+                                ", or ignored ones, but got others");
+  }
   passes.find_classes();
   if (options.has_decay() && !distance) passes.find_distances();
   passes.for_each_slab([&] {
@@ -333,8 +315,10 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   for (const Sums& part : passes.sums) {
     for (int row = 0; row < Row::kCount; ++row) sums[row] += part[row];
   }
-  if (edge_counts) std::copy(passes.edge_counts.begin(), passes.edge_counts.end(), edge_counts);
-  if (averages.exist()) find_region_terms(call, averages, region);
+  if (options.count_edges) {
+    std::copy(passes.edge_counts.begin(), passes.edge_counts.end(), data_of<int64_t>(outputs.edge_counts));
+  }
+  if (averages.exist()) find_region_terms(call, averages, data_of<double>(outputs.region));
   return outputs;
 }
 

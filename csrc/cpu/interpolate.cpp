@@ -27,19 +27,6 @@ RowTaps<A> Upsample<A>::row_taps(int64_t z, int64_t y) const {
 }
 
 template <typename A>
-A Upsample<A>::at(const Stored<A>& x, int64_t pixel, int64_t c) const {
-  const int64_t row = pixel / along_x.high;
-  const RowTaps<A> taps = row_taps(row / along_y.high, row % along_y.high);
-  const Taps<A> in_x = along_x.at(pixel % along_x.high);
-  A of[4];
-  for (int which = 0; which < 4; ++which) {
-    const int64_t start = taps.row[which] * along_x.low;
-    of[which] = mix(x.at(start + in_x.first, c), x.at(start + in_x.second, c), in_x.weight);
-  }
-  return taps.mixed(of[0], of[1], of[2], of[3]);
-}
-
-template <typename A>
 void UpsampledRow<A>::start(const Stored<A>& x, int64_t image, int64_t z, int64_t y) {
   taps_ = up_.row_taps(z, y);
   const int64_t low = up_.along_x.low, high = up_.along_x.high, low_y = up_.along_y.low;

@@ -79,9 +79,6 @@ struct Upsample {
 
   RowTaps<A> row_taps(int64_t z, int64_t y) const;
 
-  // Class c of a pixel, the same as in a tile.
-  A at(const Stored<A>& x, int64_t pixel, int64_t c) const;
-
   // The way back along rows: the gradient of low-resolution ones, [logits, low W], from that of ones that are
   // interpolated along themselves, [logits, W].
   void adjoint(const A* wide, int64_t logits, A* low) const;

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "window_sums.h"
+#include "vectorize.h"
 
 namespace edgeloss {
 namespace {
@@ -36,8 +36,9 @@ EDGELOSS_INLINE void find_steps(const int16_t* row, int64_t width, uint8_t* diff
 EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16_t* sums) {
   std::copy_n(bits, n, sums);
   for (int64_t d = 1; (d - 1) * kGroup < reach && d < n; ++d) {
-    const int64_t pixels = std::min(reach - (d - 1) * kGroup, kGroup);
-    const int16_t behind = (1 << (pixels - 1)) - 1, before = 0xff00 >> pixels & 0xff;
+    // A bit is a step to the next pixel: of the last pixel of a group, to one of the group behind it.
+    const int64_t left = reach - (d - 1) * kGroup, steps = std::min(left - 1, kGroup), pixels = std::min(left, kGroup);
+    const int16_t behind = (1 << steps) - 1, before = 0xff00 >> pixels & 0xff;
     EDGELOSS_INDEPENDENT
     for (int64_t i = 0; i < n - d; ++i) sums[i] |= bits[i + d] & behind;
     EDGELOSS_INDEPENDENT
@@ -76,6 +77,30 @@ EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* off
       in_all |= in_any != in_all + 1;  // two classes k have a smaller one in all, and a larger k + 1 in any
       std::memcpy(other + lane, &in_all, kBytes);
     }
+  }
+}
+
+// The lengths of the first moves from each pixel of a group to one of another class, or infinity.
+template <int64_t kBytes, typename A>
+EDGELOSS_INLINE void find_nearest(const WideLabel<A>* label, const int64_t* offsets, const A* lengths, int64_t count,
+                                  A* nearest) {
+  using Numbers = typename VectorOf<A, kBytes>::type;
+  using Mask = typename VectorOf<WideLabel<A>, kBytes>::type;
+  for (int64_t lane = 0; lane < kGroup; lane += kBytes / static_cast<int64_t>(sizeof(A))) {
+    Mask own, other;
+    std::memcpy(&own, label + lane, kBytes);
+    Mask open = own >= Mask{};
+    Numbers found = Numbers{} + A(INFINITY);
+    for (int64_t n = 0, any = 1; n < count && any; ++n) {
+      std::memcpy(&other, label + lane + offsets[n], kBytes);
+      const Mask is_first = open & (other != own) & (other >= Mask{});
+      found = is_first ? Numbers{} + lengths[n] : found;
+      open &= ~is_first;
+      if (n % 8 < 7) continue;
+      any = 0;
+      for (size_t j = 0; j < kBytes / sizeof(A); ++j) any |= open[j];
+    }
+    std::memcpy(nearest + lane, &found, kBytes);
   }
 }
 
@@ -122,13 +147,9 @@ void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<
   if (weights) weights->clear();
   if (totals) totals->counts.assign(g_.classes + 1, 0);
   if (neighbors_ == 0) return;
-  slab_ = slab;
-  inner_ = {{slab.first_slice, slab.first_row, 0}, {slab.last_slice, slab.last_row, g_.width}};
-  edges_ = expanded(inner_);
-  all_ = expanded(edges_);
-  compare(map.label);
+  start(map.label, slab);
   if (!find_groups(edges_, 1, edge_groups_)) return;
-  load(map);
+  load(map, edges_, g_.radius);
   add_around(edges_, edge_groups_, {w_, w_}, sums_, nullptr);
   divide_sides(map, totals);
   if (!weights || !find_groups(inner_, 2, near_groups_)) return;
@@ -138,6 +159,15 @@ void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<
   if (neighbors_ <= kPerClass) return;  // else block by block, or class by class
   std::sort(weights->others.begin(), weights->others.end(),
             [](const auto& a, const auto& b) { return a.place < b.place; });
+}
+
+template <typename A>
+void EdgeWindows<A>::start(const int16_t* label, const Slab& slab) {
+  slab_ = slab;
+  inner_ = {{slab.first_slice, slab.first_row, 0}, {slab.last_slice, slab.last_row, g_.width}};
+  edges_ = expanded(inner_);
+  all_ = expanded(edges_);
+  compare(label);
 }
 
 // With all pixels of the rows that those of a region see.
@@ -220,10 +250,10 @@ void EdgeWindows<A>::for_each_flagged(const Region& region, const uint8_t* group
 
 // Labels and w, and room for the rest.
 template <typename A>
-void EdgeWindows<A>::load(const LabelMap<A>& map) {
-  Region whole = edges_;
+void EdgeWindows<A>::load(const LabelMap<A>& map, const Region& region, const int64_t* margin) {
+  Region whole = region;
   whole.last[2] = groups_ * kGroup;
-  box_ = Box(whole, g_.radius);
+  box_ = Box(whole, margin);
   offsets_.clear();
   if (static_cast<int64_t>(label_.size()) < box_.count) {
     label_.resize(box_.count);
@@ -236,14 +266,13 @@ void EdgeWindows<A>::load(const LabelMap<A>& map) {
   given_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
   u_ = numbers + 5 * box_.count;
   std::fill_n(sums_.same, 2 * box_.count, A(0));
-  const int64_t* r = g_.radius;
-  const Region rows = {{edges_.first[0] - r[0], edges_.first[1] - r[1]},
-                       {edges_.last[0] + r[0], edges_.last[1] + r[1]}};
+  const Region rows = {{region.first[0] - margin[0], region.first[1] - margin[1]},
+                       {region.last[0] + margin[0], region.last[1] + margin[1]}};
   for_each_row(rows, [&](int64_t z, int64_t y) {
     const bool is_inside = 0 <= z && z < g_.depth && 0 <= y && y < g_.height;
     const int64_t n = is_inside ? g_.width : 0, at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
     vectorized<A>([=, from = map.label + start, d = map.field ? map.field + start : nullptr, per_decay = map.per_decay,
-                   label = label_.data() + at, w = w_ + at, left = r[2], right = box_.step[1] - r[2] - n]()
+                   label = label_.data() + at, w = w_ + at, left = margin[2], right = box_.step[1] - margin[2] - n]()
                       EDGELOSS_LOOP {
                         std::fill_n(label - left, left, WideLabel<A>(kIgnored));
                         std::fill_n(label + n, right, WideLabel<A>(kIgnored));
@@ -349,83 +378,6 @@ void EdgeWindows<A>::list_others(int64_t i, int32_t place, Others& others) {
   }
 }
 
-// The classes that the pixels of a block see.
-template <typename A>
-void EdgeWindows<A>::find_classes(const Region& block) {
-  Flags is_present(g_.classes);
-  Region seen = expanded(block);
-  seen.first[2] -= g_.radius[2];
-  seen.last[2] += g_.radius[2];
-  for_each_row(seen, [&](int64_t z, int64_t y) {
-    const auto* label = &label_[box_.at(z, y, seen.first[2])];
-    for (int64_t i = 0; i < seen.last[2] - seen.first[2]; ++i) {
-      if (label[i] < 0 || is_present[label[i]]) continue;
-      is_present[label[i]] = 1;
-      classes_.push_back(static_cast<int32_t>(label[i]));
-    }
-  });
-}
-
-// Class by class.
-template <typename A>
-void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others) {
-  const Box box(block, g_.radius);
-  const int64_t n = block.last[2] - block.first[2], row_length = n + 2 * g_.radius[2];
-  sums_of_class_.resize(7 * box.count);
-  const auto sums_of = [&](int32_t k, const A* numbers) {
-    A* chosen = sums_of_class_.data();
-    for (int64_t i = 0; i < box.count; i += row_length) {
-      const int64_t row = i / row_length, rows = box.step[0] / row_length;
-      const int64_t at = box_.at(box.origin[0] + row / rows, box.origin[1] + row % rows, box.origin[2]);
-      vectorized<A>([=, label = label_.data() + at, of_row = numbers + at, to_row = chosen + i]() EDGELOSS_LOOP {
-        EDGELOSS_INDEPENDENT
-        for (int64_t j = 0; j < row_length; ++j) {
-          const A value = of_row[j];
-          to_row[j] = label[j] == k ? value : A(0);
-        }
-      });
-    }
-    return vectorized<A>([=, r = g_.radius]()
-                             EDGELOSS_LOOP { return sums_around(box.count, box.step, r, chosen, chosen + box.count); });
-  };
-  for_each_row(block, [&](int64_t z, int64_t y) {
-    std::fill_n(to.same + box_.at(z, y, block.first[2]), n, A(0));
-    std::fill_n(to.across + box_.at(z, y, block.first[2]), n, A(0));
-  });
-  for (const int32_t k : classes_) {
-    const A* sums = sums_of(k, from.same);
-    for_each_row(block, [&](int64_t z, int64_t y) {
-      const int64_t at = box_.at(z, y, block.first[2]);
-      vectorized<A>([=, label = label_.data() + at, same = to.same + at, sum = sums + box.at(z, y, block.first[2])]()
-                        EDGELOSS_LOOP {
-                          EDGELOSS_INDEPENDENT
-                          for (int64_t j = 0; j < n; ++j) {
-                            const A value = sum[j], before = same[j];
-                            same[j] = label[j] == k ? value : before;
-                          }
-                        });
-    });
-    if (from.across != from.same) sums = sums_of(k, from.across);
-    for_each_row(block, [&](int64_t z, int64_t y) {
-      const int64_t at = box_.at(z, y, block.first[2]);
-      const auto* label = label_.data() + at;
-      const A* sum = sums + box.at(z, y, block.first[2]);
-      vectorized<A>([=, across = to.across + at]() EDGELOSS_LOOP {
-        EDGELOSS_INDEPENDENT
-        for (int64_t j = 0; j < n; ++j) {
-          const A value = sum[j];
-          across[j] += label[j] == k ? A(0) : value;
-        }
-      });
-      for (int64_t j = 0; others && j < n; ++j) {
-        if (label[j] < 0 || label[j] == k || sum[j] == A(0)) continue;
-        const int32_t place = slab_.place(g_.width, z, y, block.first[2] + j);
-        others->push_back({place, k, sum[j] * w_[at + j]});
-      }
-    });
-  }
-}
-
 // Makes of D and D' what edge pixels give to each pixel on either side, and counts those of the slab.
 template <typename A>
 void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
@@ -474,6 +426,33 @@ void EdgeWindows<A>::write(EdgeWeights<A>& weights) const {
     };
     copy(given_.same + at, weights.same.data() + place);
     if (g_.classes == 2) copy(given_.across + at, weights.other.data() + place);
+  });
+}
+
+template <typename A>
+void EdgeWindows<A>::find_distances(const int16_t* label, const Slab& slab, const Moves& moves, A* field) {
+  start(label, slab);
+  if (!find_groups(inner_, 2, near_groups_)) return;
+  load({label, nullptr, nullptr, nullptr, A(0)}, inner_, moves.farthest);
+  std::vector<A> lengths;
+  for (const auto& [by, length] : moves.moves) {
+    offsets_.push_back(by[0] * box_.step[0] + by[1] * box_.step[1] + by[2]);
+    lengths.push_back(static_cast<A>(length));
+  }
+  for_each_flagged(inner_, near_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
+    A* nearest = given_.same;
+    vectorized_by_size<A>([=, label = label_.data() + box_.at(z, y, 0), n = groups_, offsets = offsets_.data(),
+                           lengths = lengths.data(), count = offsets_.size()](auto bytes) EDGELOSS_LOOP {
+      for_each_found(groups, n, [&](int64_t group) EDGELOSS_LOOP {
+        const int64_t i = group * kGroup;
+        find_nearest<decltype(bytes)::value>(label + i, offsets, lengths, count, nearest + i);
+      });
+    });
+    A* row = field + (z * g_.height + y) * g_.width;
+    for_each_found(groups, groups_, [&](int64_t group) {
+      const int64_t first = group * kGroup;
+      std::copy_n(nearest + first, std::min(kGroup, g_.width - first), row + first);
+    });
   });
 }
 

@@ -15,6 +15,7 @@
 
 #include "../geometry.h"
 #include "../labels.h"
+#include "distances.h"
 #include "slabs.h"
 #include "vectorize.h"
 
@@ -125,16 +126,20 @@ class EdgeWindows {
   // weights and totals: each may be null.
   void form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals);
 
+  // Writes d of the pixels of a slab that are near an edge to `field`, that of the image.
+  void find_distances(const int16_t* label, const Slab& slab, const Moves& moves, A* field);
+
  private:
   using Flags = std::vector<uint8_t>;
   using Others = std::vector<OtherWeight<A>>;
 
   Region expanded(const Region& region) const;
+  void start(const int16_t* label, const Slab& slab);
   void compare(const int16_t* label);
   bool find_groups(const Region& region, int64_t reach, Flags& found);
   template <typename F>
   void for_each_flagged(const Region& region, const uint8_t* groups, const F& body) const;
-  void load(const LabelMap<A>& map);
+  void load(const LabelMap<A>& map, const Region& region, const int64_t* margin);
   void add_around(const Region& region, const Flags& groups, const TwoSides<A>& from, const TwoSides<A>& to,
                   Others* others);
   void add_by_neighbor(const Region& block, const uint8_t* groups, const TwoSides<A>& from, const TwoSides<A>& to,

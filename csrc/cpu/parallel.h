@@ -9,11 +9,6 @@
 
 namespace edgeloss {
 
-// Rows of one image, (z, y) in order.
-struct Chunk {
-  int64_t image, first_row, last_row;
-};
-
 // Tasks still to be done, handed out to the threads a few neighbors at a time: which of them a thread gets changes
 // from run to run, what comes of a task does not. A thread that the system holds up leaves its share to the others.
 class Tasks {

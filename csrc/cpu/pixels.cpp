@@ -89,19 +89,13 @@ void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, con
 
 namespace {
 
-// A tile's logits one by one.
-template <typename A>
-Logits<A, A> logits_of(const Tile<A>& tile) {
-  return {tile.x, tile.ld, 1, false};
-}
-
 // Σ b · -log(1 - p(k)): of few pixels.
 template <typename A>
 double sum_of_others(const Pixels<A>& pixels, const A* m, const A* r) {
   double sum = 0;
   for (const OtherWeight<A>* each = pixels.others; each < pixels.others_end; ++each) {
     const int64_t j = each->place - pixels.place;
-    const A term = other_term(logits_of(pixels.tile), j, pixels.tile.classes, each->k, m[j], r[j]);
+    const A term = other_term(pixels.tile, j, pixels.tile.classes, each->k, m[j], r[j]);
     sum -= static_cast<double>(each->weight) * static_cast<double>(term);
   }
   return sum;
@@ -326,7 +320,7 @@ void add_other(const Tile<A>& tile, const A* m, const A* r, int64_t j, int64_t k
   if (!is_likely) return;
   // The others' shares, from logits that may lie so far below the top that r is 0.
   LogSumExp<A> rest = {m[j], r[j]};
-  if (!is_near(rest.sum)) rest = sum_others<A>(logits_of(tile), j, tile.classes, k);
+  if (!is_near(rest.sum)) rest = sum_others<A>(tile, j, tile.classes, k);
   const A scale = slope / rest.sum;
   for (int64_t c = 0; c < tile.classes; ++c) {
     if (c != k) g[c * ld + j] -= scale * exp_negative(tile.x[c * tile.ld + j] - rest.max);

@@ -46,11 +46,8 @@ EDGELOSS_INLINE void narrow_row(const A* row, int64_t step, int64_t n, bool stre
   if (std::is_same_v<T, A> && step == 1) {
     streams ? stream(row, n * sizeof(A), out) : static_cast<void>(std::memcpy(out, row, n * sizeof(A)));
   } else if (step == 1) {
-    T piece[kTile];
-    T* to = streams ? &piece[0] : out;
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) narrow(row[j], to + j);
-    if (streams) stream(piece, n * sizeof(T), out);
+    for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j);
   } else {
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j * step);

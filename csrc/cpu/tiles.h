@@ -56,6 +56,8 @@ template <typename A>
 struct Tile {
   const A* x;
   int64_t ld, classes, n;
+
+  EDGELOSS_INLINE A at(int64_t j, int64_t c) const { return x[c * ld + j]; }
 };
 
 // Whether tiles can be used where they lie, by loops that read each logit once: of many classes, the rows of a tile may

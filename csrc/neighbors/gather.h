@@ -5,18 +5,16 @@
 #include <vector>
 
 #include "../cpu/call.h"
-#include "../cpu/parallel.h"
 
 namespace edgeloss {
 
-// Adds Σ v u S and Σ v u O of the edge pixels of a chunk to the two sums, and sets the state's `edge` and `sides`.
+// Adds Σ u S and Σ u O of the edge pixels of a slab to the two sums, and sets the state's `edge` and `sides`.
 template <typename A>
-void gather_terms(const Call<A>& call, const Chunk& chunk, double* same_side, double* other_side);
+void gather_terms(const Call<A>& call, const Slab& slab, double* same_side, double* other_side);
 
-// The weights of the terms in a chunk's gradient, Σ v u π over the edge pixels around a pixel: adds those of its own
-// class, of -log p(y), to own[pixel - first of the chunk], and appends those of other classes, with such places, in
-// the order of pixels.
+// The weights of the terms in a slab's gradient, Σ u π over the edge pixels around a pixel: adds those of its own
+// class, of -log p(y), to own[place], and appends those of other classes, in the order of places.
 template <typename A>
-void gather_shares(const Call<A>& call, const Chunk& chunk, A* own, std::vector<OtherWeight<A>>& others);
+void gather_shares(const Call<A>& call, const Slab& slab, A* own, std::vector<OtherWeight<A>>& others);
 
 }  // namespace edgeloss

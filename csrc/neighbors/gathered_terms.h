@@ -106,17 +106,7 @@ struct GatheredTerms : SoftmaxImage<GatheredTerms<A>, A> {
           if (label[n] >= 0 && (label[n] != k) == (s == 1)) body(t(n, k, s == 0), d(n));
         });
       };
-      Side<A> side;
-      A nearest;
-      mean.find_largest(for_each, side, nearest);
-      if (nearest == A(INFINITY)) continue;  // no neighbor
-      const auto for_each_weighted = [&](const auto& body) {
-        for_each([&](A t_n, A d_n) {
-          body(t_n, exp_negative(mean.log_weight(d_n, nearest)), exp_negative(mean.log_share(side, t_n, d_n)));
-        });
-      };
-      term = mean.find_value(for_each_weighted, side, nearest);
-      sides[2 * i + s] = side;
+      term = mean.find_term(for_each, sides[2 * i + s]);
     }
   }
 

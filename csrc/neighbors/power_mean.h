@@ -23,30 +23,35 @@ template <typename A>
 struct PowerMean {
   A power, per_decay;
 
-  // log w over that of the nearest neighbor.
-  EDGELOSS_INLINE A log_weight(A d, A nearest) const { return (nearest - d) * per_decay; }
-
   // The logarithm of a share. By rounding it may be more than that of the largest: not 1e20 decays away.
   EDGELOSS_INLINE A log_share(const Side<A>& side, A t, A d) const {
     const A below = power == A(0) || t == side.t ? A(0) : t - side.t;  // both may be infinite
     return smaller_or_nan(A(0), (side.d - d) * per_decay + power * below) - side.log_sum;
   }
 
-  // Finds the least d, infinite without neighbors, and the neighbor with the largest share. for_each calls
-  // body(t, d) for each neighbor.
+  // The term of a side, 0 without neighbors, and what backward needs of it. for_each calls body(t, d) for each
+  // neighbor.
   template <typename F>
-  EDGELOSS_INLINE void find_largest(const F& for_each, Side<A>& side, A& nearest) const {
-    nearest = INFINITY;
+  EDGELOSS_INLINE A find_term(const F& for_each, Side<A>& side) const {
+    A nearest = INFINITY, largest = -INFINITY;
     for_each([&](A, A d) { nearest = d < nearest ? d : nearest; });
     side = {};
-    A largest = -INFINITY;
+    if (nearest == A(INFINITY)) return A(0);
     for_each([&](A t, A d) {
       const A v = log_weight(d, nearest) + (power == A(0) ? A(0) : power * t);
       if (!(v > largest)) return;
       largest = v;
       side = {t, d, A(0)};
     });
+    const auto for_each_weighted = [&](const auto& body) {
+      for_each([&](A t, A d) { body(t, exp_negative(log_weight(d, nearest)), exp_negative(log_share(side, t, d))); });
+    };
+    return find_value(for_each_weighted, side, nearest);
   }
+
+ private:
+  // log w over that of the nearest neighbor.
+  EDGELOSS_INLINE A log_weight(A d, A nearest) const { return (nearest - d) * per_decay; }
 
   // The term, and log_sum. for_each calls body(t, w, share), with w over that of the nearest neighbor, and shares over
   // the largest one.

@@ -215,17 +215,21 @@ void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const Matrix<
 // Puts the Cholesky factor in place of the lower triangle, nan where there is none, and returns h of the Schur
 // complement of the last d rows.
 template <typename G, size_t N>
-double factorize(Matrix<N>& m) {
-  double h = 0;
-  for (size_t i = 0; i < N; ++i) {
-    for (size_t j = 0; j <= i; ++j) {
-      double s = m[i][j];
-      for (size_t k = 0; k < j; ++k) s -= m[i][k] * m[j][k];
-      m[i][j] = i == j ? std::sqrt(s) : s / m[j][j];
+double factorize(Matrix<N>& matrix) {
+  vectorized([m = matrix.data()]() EDGELOSS_LOOP {
+    for (size_t k = 0; k < N; ++k) {
+      std::array<double, N> column = {};
+      m[k][k] = std::sqrt(m[k][k]);
+      for (size_t i = k + 1; i < N; ++i) column[i] = m[i][k] /= m[k][k];
+      for (size_t i = k + 1; i < N; ++i) {
+        EDGELOSS_INDEPENDENT
+        for (size_t j = k + 1; j <= i; ++j) m[i][j] -= column[i] * column[j];
+      }
     }
-    if (i >= N - G::d) h += std::log(m[i][i] / std::sqrt(G::a));
-  }
-  return h;
+  });
+  double product = 1;  // of less than 28 numbers below 10^10
+  for (size_t i = N - G::d; i < N; ++i) product *= matrix[i][i] / std::sqrt(G::a);
+  return std::log(product);
 }
 
 // h of factor ZZᵀ + aI.
@@ -242,30 +246,37 @@ double entropy(Matrix<G::d> zz, double factor) {
 // derivative of half of a_q, of_noise (Z - R). All is multiplied by `scale`.
 template <size_t d, size_t N>
 void slopes_of_members(const Matrix<N>& factor, double of_noise, double scale, Matrix<d>& of_z, Matrix<d>& of_r) {
-  Matrix<d, N> v = {};
-  Matrix<d> difference;
-  double squares = 0;
-  for (size_t k = 0; k < d; ++k) {
-    v[k][d + k] = 1;
-    for (size_t j = d + k + 1; j-- > 0;) {
-      v[k][j] /= factor[j][j];
-      for (size_t i = 0; i < j; ++i) v[k][i] -= v[k][j] * factor[j][i];
-    }
-    for (size_t i = 0; i < d; ++i) {
-      difference[k][i] = v[k][i] - v[k][d + i];
-      squares += difference[k][i] * difference[k][i];
-    }
-  }
-  for (size_t i = 0; i < d; ++i) {
-    for (size_t j = 0; j < d; ++j) {
-      of_z[i][j] = i == j ? of_noise * squares * scale : 0;
-      of_r[i][j] = -of_z[i][j];
-      for (size_t k = 0; k < d; ++k) {
-        of_z[i][j] += difference[k][i] * v[k][j] * scale;
-        of_r[i][j] -= difference[k][i] * difference[k][j] * scale;
+  vectorized([=, factor = factor.data(), z = of_z.data(), r = of_r.data()]() EDGELOSS_LOOP {
+    std::fill_n(z, d, std::array<double, d>{});
+    std::fill_n(r, d, std::array<double, d>{});
+    double squares = 0;
+    for (size_t k = 0; k < d; ++k) {
+      std::array<double, N> v = {};
+      v[d + k] = 1;
+      for (size_t j = d + k + 1; j-- > 0;) {
+        v[j] /= factor[j][j];
+        EDGELOSS_INDEPENDENT
+        for (size_t i = 0; i < j; ++i) v[i] -= v[j] * factor[j][i];
+      }
+      std::array<double, d> difference;
+      for (size_t i = 0; i < d; ++i) {
+        difference[i] = v[i] - v[d + i];
+        squares += difference[i] * difference[i];
+      }
+      for (size_t i = 0; i < d; ++i) {
+        const double of_row = difference[i] * scale;
+        EDGELOSS_INDEPENDENT
+        for (size_t j = 0; j < d; ++j) {
+          z[i][j] += of_row * v[j];
+          r[i][j] -= of_row * difference[j];
+        }
       }
     }
-  }
+    for (size_t i = 0; i < d; ++i) {
+      z[i][i] += of_noise * squares * scale;
+      r[i][i] -= of_noise * squares * scale;
+    }
+  });
 }
 
 template <int64_t kDepth, typename A>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 
@@ -22,17 +24,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except ModuleNotFoundError:
             sys.exit(f"edgeloss: error: the command needs rich; {install_advice('cli')}")
         from edgeloss.cli.commands import parse
-        from edgeloss.cli.messages import say
+        from edgeloss.cli.messages import fail
 
         options = parse(arguments)
         try:
-            sys.exit(options.run(options))
-        except (ValueError, ImportError) as error:  # an ImportError names the extra to install
+            code = pkgutil.resolve_name(options.run)(options)
+            sys.stdout.flush()
+            sys.exit(code)
+        except ImportError as error:  # names the extra to install
+            fail(str(error))
+        except ValueError as error:
             from edgeloss.io import InputError  # here, so that --help does not import torch
 
-            if not isinstance(error, (InputError, ImportError)):
+            if not isinstance(error, InputError):
                 raise
-            say(f"error: {error}")
-            sys.exit(2)
+            fail(str(error))
+    except BrokenPipeError:  # of `edgeloss ... | head`; what is still in the buffer has no reader either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)  # as a program that SIGPIPE ends
     except KeyboardInterrupt:  # here, so that imports can be interrupted too
         sys.exit(130)

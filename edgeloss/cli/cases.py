@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import inputs
+from edgeloss.cli.commands import OF_LOSS
 from edgeloss.cli.messages import say
 from edgeloss.io import (
     ARRAY_SUFFIXES,
@@ -31,6 +32,7 @@ from edgeloss.io import (
     read_prediction,
 )
 from edgeloss.io.arrays import read_array
+from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
 _MAX_VALUES = 2**31
@@ -52,52 +54,41 @@ class CaseFiles(NamedTuple):
     image: Path | None
 
 
-def find_cases(options: Namespace, prediction: Path | None = None) -> list[CaseFiles]:
+def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
     """Match files, or the files of folders by name; hidden files and other suffixes are skipped.
 
-    Args:
-        options: of the command.
-        prediction: instead of ``--pred``.
-
     Returns:
-        One element per case, sorted by name.
+        The cases, sorted by name; of each, its files with the prediction of each network.
 
     Raises:
-        InputError: if files and folders are mixed, a folder is empty, a name is missing from a folder, or no name is in
-            all folders.
+        InputError: if a folder is empty, a name is missing from a folder, or no name is in all folders.
     """
-    prediction, mask, image = prediction or options.pred, options.mask, getattr(options, "image", None)
-    suffixes: dict[Path, tuple[str, ...]] = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES}
+    given = vars(options)
+    predictions = [given[name] for name in ("pred", "first", "second") if name in given]
+    mask, image = options.mask, given.get("image")
+    if not options.takes_folders:
+        return [tuple(CaseFiles(path.stem, path, mask, image) for path in predictions)]
+    suffixes: dict[Path, tuple[str, ...]] = dict.fromkeys([*predictions, mask], LABEL_SUFFIXES)
     if image is not None:
-        suffixes[image] = IMAGE_SUFFIXES if options.slices is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
-    for path in suffixes:
-        if path.is_dir() != prediction.is_dir():
-            raise InputError(f"{path}: expected only folders or only files, but got both, see {prediction}")
-    if not prediction.is_dir():
-        return [CaseFiles(prediction.stem, prediction, mask, image)]
+        suffixes[image] = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
-    names = sorted(set().union(*files.values()))
-    if not options.skip_missing:
-        _check_complete(files, names)
-    names = [name for name in names if all(name in in_folder for in_folder in files.values())]
-    if not names:
-        raise InputError(f"{prediction}: expected names as in {mask}, but got none that is in all folders")
-    return [
-        CaseFiles(name, files[prediction][name], files[mask][name], None if image is None else files[image][name])
-        for name in names
-    ]
-
-
-def _check_complete(files: Mapping[Path, Mapping[str, Path]], names: Sequence[str], most: int = 3) -> None:
-    """Check that every folder has a file for every name; the message lists at most ``most`` of them."""
-    for folder, in_folder in files.items():
-        missing = [name for name in names if name not in in_folder]
-        if missing:
-            more = f" and {len(missing) - most} more" if len(missing) > most else ""
+    common = set.intersection(*map(set, files.values()))
+    if not common:
+        raise InputError(f"{predictions[0]}: expected names as in {mask}, but got none that is in all folders")
+    for folder, in_folder in {} if options.skip_missing else files.items():
+        if missing := sorted(set().union(*files.values()) - set(in_folder)):
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise InputError(
-                f"{folder}: expected a file for each name, but got none for {', '.join(missing[:most])}{more}; pass"
+                f"{folder}: expected a file for each name, but got none for {', '.join(missing[:3])}{more}; pass"
                 " --skip-missing to leave out incomplete cases"
             )
+    return [
+        tuple(
+            CaseFiles(name, files[path][name], files[mask][name], None if image is None else files[image][name])
+            for path in predictions
+        )
+        for name in sorted(common)
+    ]
 
 
 class Case(NamedTuple):
@@ -109,7 +100,6 @@ class Case(NamedTuple):
         target: [B, H, W] int64, h ≤ H and w ≤ W.
         image: [B, 3, H, W] uint8, if there is one.
         interpretation: how the prediction was read, in words.
-        non_finite: how many values of the prediction are nan or infinite.
         slices: the names of the slices, None of an image.
     """
 
@@ -118,7 +108,6 @@ class Case(NamedTuple):
     target: Tensor
     image: Tensor | None
     interpretation: str
-    non_finite: int
     slices: list[str] | None = None
 
     @property
@@ -141,14 +130,18 @@ class Reader:
         names: of the classes, if they are known.
         ignore_index: the label of ignored pixels.
 
+    Args:
+        options: of the command.
+        needs_finite: refuse predictions with values that are not finite.
+
     Raises:
         InputError: if --classes, --region or --slice is out of range, --remap is malformed, or the file of --classes or
             --palette cannot be used.
     """
 
-    def __init__(self, options: Namespace) -> None:
+    def __init__(self, options: Namespace, *, needs_finite: bool = False) -> None:
         """Read what the options name."""
-        self._options = options
+        self._options, self._needs_finite = options, needs_finite
         self.num_classes, self.names, void = _read_classes(options.classes)
         self._region = None
         if options.region is not None:
@@ -159,7 +152,14 @@ class Reader:
         self.ignore_index: int = given if given is not None else VOID_INDEX if void is None else void
         self._colors = None if options.palette is None else color_labels(options.palette)
         self._remap = _parse_remap(options.remap)
-        self._slices = None if options.slices is None else _parse_slices(options.slices)
+        self._slices = None if options.slice is None else _parse_slices(options.slice)
+
+    @property
+    def criterion(self) -> EdgeAwareLoss:
+        """The loss that the options ask for; a command has no steps, so it neither counts classes nor focuses."""
+        stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}
+        given = {name: getattr(self._options, name) for name in OF_LOSS}
+        return EdgeAwareLoss(ignore_index=self.ignore_index, upsample=True, **stateless, **given)
 
     def read(self, files: CaseFiles) -> Case:
         """Read the files of one case, with a note about non-finite values and about masks without a usable label.
@@ -177,7 +177,6 @@ class Reader:
             target=torch.cat([part.target for part in parts]),
             image=torch.cat(images) if images else None,
             interpretation=f"{parts[0].interpretation}, {' to '.join(dict.fromkeys((names[0], names[-1])))}",
-            non_finite=sum(part.non_finite for part in parts),
             slices=names,
         )
 
@@ -213,7 +212,6 @@ class Reader:
             target=mask[None],
             image=None if image is None else image[None],
             interpretation=_interpretation(prediction, mask.shape, is_stretched=is_stretched),
-            non_finite=prediction.non_finite,
         )
 
     def _labels(self, prediction: Prediction, mask: Tensor, files: CaseFiles) -> tuple[Prediction, int]:
@@ -231,6 +229,11 @@ class Reader:
         return prediction._replace(values=values), channels
 
     def _say_what_is_odd(self, files: CaseFiles, non_finite: int, logits: Tensor, mask: Tensor) -> None:
+        if non_finite and self._needs_finite:
+            raise InputError(
+                f"{files.prediction}: expected finite values, but got {non_finite} of {logits.numel()} that are not;"
+                " edgeloss diagnose names them"
+            )
         if non_finite:
             say(f"note: {files.prediction}: {non_finite} of {logits.numel()} values are not finite")
         ignored, void = self.ignore_index, mask == self.ignore_index
@@ -331,10 +334,10 @@ def _parse_slices(text: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def _parse_remap(text: str) -> list[tuple[int, int, int]]:
+def _parse_remap(text: str | None) -> list[tuple[int, int, int]]:
     """Return the rules: the first and the last label to replace, and what replaces the first."""
     rules = []
-    for part in filter(None, text.replace(" ", "").split(",")):
+    for part in filter(None, (text or "").replace(" ", "").split(",")):
         match = re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?:(-?[0-9]{1,9})", part)
         if match is None:
             raise InputError(f"--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got {part!r}")

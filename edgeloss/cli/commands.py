@@ -1,63 +1,300 @@
-"""The table of the commands, and the parser of their options. Nothing here imports torch, so that --help is quick."""
+"""Words of a command line → its options, checked as far as possible before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import inspect
+import os
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from edgeloss import __version__
-from edgeloss.cli import compare, diagnose, info, metrics, view
-from edgeloss.cli.messages import say
-from edgeloss.cli.options import FILES, LOSS, MASK, PALETTE_NAMES, PRED, Option
+from edgeloss.cli.messages import fail
+from edgeloss.options import HELP, MODULE_ONLY, Options, check_option
 
-# The function of each command, whose docstring is its help, and its options.
-COMMANDS = {
-    "view": (view.view, [PRED, MASK, *view.OPTIONS, *FILES, *LOSS]),
-    "compare": (compare.compare, [*compare.OPTIONS, MASK, *FILES, *LOSS]),
-    "metrics": (metrics.metrics, [PRED, MASK, *metrics.OPTIONS, *FILES]),
-    "diagnose": (diagnose.diagnose, [PRED, MASK, *diagnose.OPTIONS, *FILES, *LOSS]),
-    "info": (info.info, info.OPTIONS),
-}
+PALETTE_NAMES = ("ade20k", "camvid", "cityscapes", "voc")  # of edgeloss.io, which imports torch
+PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
 _EPILOG = "Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invalid input, 130 interrupted."
+
+# The options of the loss that a command line can hold: numbers, and one radius for both axes.
+_TYPES: dict[str, type] = {"float": float, "float | None": float, "int | Sequence[int]": int}
+OF_LOSS = {
+    one.name: one for one in dataclasses.fields(Options) if str(one.type) in _TYPES and one.name not in MODULE_ONLY
+}
+
+
+# Options for reading files whose values are text.
+_READING = {
+    "--palette NAME|FILE": f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a"
+    ' text file with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
+    "--remap FROM:TO,...": "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by"
+    " commas: 255:1 for a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1.",
+    "--key NAME": "The prediction among several arrays of a .npz, or of a dict in a .pt.",
+    "--mask-key NAME": "The labels in such a file.",
+    "--region N|NAME": "The class to take, by its number or name, from predictions and masks [C, H, W] of classes that"
+    " may overlap; the rest is the other class.",
+    "--slice N|FIRST-LAST": "The slices to take from volumes [C, D, H, W], with masks and images [D, H, W], along D: N,"
+    " or FIRST-LAST. Each is an image of its own, with the loss of an image.",
+}
+_MASK: dict[str, Any] = {
+    "type": Path,
+    "required": True,
+    "help": "Labels [H, W]: a .png of class indices, or of colors with --palette, or .npy, .npz or .pt.",
+}
+_IMAGE: dict[str, Any] = {"type": Path, "help": "An image of the size of the mask."}
+_JSON: dict[str, Any] = {"dest": "as_json", "action": "store_true", "help": "Print JSON."}
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter):
-    """Keep the lines of docstrings, and append what an option is without it."""
+    """Keep the lines of descriptions, and append what an option is without it."""
 
-    def _get_help_string(self, action: object) -> str:
-        text, default = getattr(action, "help", None) or "", getattr(action, "default", None)
-        is_told = default in (None, False, SUPPRESS) or "default:" in text
-        return text if is_told else f"{text}  [default: %(default)s]"
+    def _get_help_string(self, action: Any) -> str:  # noqa: ANN401
+        is_told = action.nargs == 0 or action.default is None or "default:" in action.help
+        return str(action.help) + ("" if is_told else "  [default: %(default)s]")
+
+
+class _Parser(ArgumentParser):
+    """A parser with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message}; see {self.prog} --help")
 
 
 def make_parser() -> ArgumentParser:
-    """Return the parser of the program."""
-    program = ArgumentParser(
-        "edgeloss", description="Show where a segmentation network fails at edges.", epilog=_EPILOG
-    )
+    """Return the parser of the program. Its options have the function of the command as ``run``, module:name."""
+    program = _Parser("edgeloss", description="Show where a segmentation network fails at edges.", epilog=_EPILOG)
     program.add_argument("--version", action="version", version=f"edgeloss {__version__}")
     commands = program.add_subparsers(metavar="COMMAND", required=True)
-    for name, (function, options) in COMMANDS.items():
-        about = inspect.getdoc(function) or ""
-        summary = about.partition("\n")[0]
+    for name, (module, usage, add_options) in COMMANDS.items():
+        about = inspect.getdoc(add_options) or ""
         parser = commands.add_parser(
-            name, help=summary, description=about, formatter_class=_HelpFormatter, allow_abbrev=False
+            name,
+            usage=f"edgeloss {name} {usage}",
+            help=about.partition("\n")[0],
+            description=about,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
         )
-        parser.set_defaults(run=function)
-        own: dict[tuple[str, ...], Option] = {}
-        for option in options:
-            own.setdefault(option.flags, option)  # one of the command precedes that of all commands
-        for option in own.values():
-            parser.add_argument(*option.flags, **option.about)
+        parser.set_defaults(run=f"edgeloss.cli.{module}:{name}", parser=parser)
+        add_options(parser)
     return program
 
 
+# The docstrings of the next functions are the help of the commands.
+
+
+def _add_view(parser: ArgumentParser) -> None:
+    """Draw a prediction, its loss maps and its gradient.
+
+    The output is a picture or, with .html, an interactive report.
+
+    For folders, files are matched by name. Each image gets a page, and index.html lists the pages, highest edge loss
+    first.
+
+    Examples:
+      edgeloss view --image a.jpg --mask a.png --pred a.npy -o panel.png
+      edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt --open
+      edgeloss view --image images --mask masks --pred logits -o pages --classes 11
+      edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
+    """
+    parser.set_defaults(suffixes=(*PICTURES, ".html"), fills_folder=True)
+    _add_prediction(parser)
+    parser.add_argument("--image", **_IMAGE)
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        required=True,
+        help="A .png, .pdf, .svg or .html file; for folders, a folder to create.",
+    )
+    parser.add_argument(
+        "--format", dest="page_format", choices=("png", "html"), default="png", help="For folders, that of the pages."
+    )
+    parser.add_argument("--terms", action="store_true", help="Also draw each edge term separately.")
+    parser.add_argument(
+        "--contours",
+        action=BooleanOptionalAction,
+        default=True,
+        help="Draw the borders between the true labels in pictures.",
+    )
+    parser.add_argument("--width", type=_number(1.7, 100), help="Inches of pictures; a paper's column has 3.3.")
+    parser.add_argument("--dpi", type=_number(20, 600, int), default=200, help="Dots per inch of pictures.")
+    parser.add_argument("--open", dest="show", action="store_true", help="Open the page, or the index, in a browser.")
+    parser.add_argument("--json", **_JSON)
+    _add_reading(parser)
+    _add_loss(parser)
+
+
+def _add_compare(parser: ArgumentParser) -> None:
+    """Compare the predictions of two networks for the same images.
+
+    The page has the scores and the terms of the loss of each network, the images where the second gains and loses most
+    boundary F1 with maps of the differences, and a gallery of all images to sort and filter.
+
+    Examples:
+      edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html
+      edgeloss compare runs/ce/labels runs/edge/labels --mask masks --classes 11 -o compare.html --open
+    """
+    parser.set_defaults(suffixes=(".html",))
+    parser.add_argument("first", metavar="A", type=Path, help="Predictions of the first network: a folder or a file.")
+    parser.add_argument("second", metavar="B", type=Path, help="Predictions of the second, with the same names.")
+    parser.add_argument("--mask", **_MASK)
+    parser.add_argument("--image", **_IMAGE)
+    parser.add_argument("--output", "-o", type=Path, required=True, help="A .html file.")
+    parser.add_argument(
+        "--names", nargs=2, metavar=("A", "B"), help="Names of the two, instead of those of their folders."
+    )
+    parser.add_argument("--open", dest="show", action="store_true", help="Open the page in a browser.")
+    parser.add_argument("--json", **_JSON)
+    _add_reading(parser)
+    _add_loss(parser)
+
+
+def _add_metrics(parser: ArgumentParser) -> None:
+    """Compute metrics of predictions, per class and averaged.
+
+    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
+
+    For folders, files are matched by name, and pixels are counted over all images. A class that does not occur has no
+    score and is left out of the mean.
+
+    Examples:
+      edgeloss metrics --pred predictions --mask masks --classes 11
+      edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
+    """
+    _add_prediction(parser)
+    parser.add_argument(
+        "--format", choices=("table", "csv", "json"), help="By default that of the suffix of --output, else a table."
+    )
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="The same as --format json.")
+    parser.add_argument("--output", "-o", type=Path, help="A file to write to instead of standard output.")
+    _add_reading(parser, needs_classes=True)
+
+
+def _add_diagnose(parser: ArgumentParser) -> None:
+    """Report problems of predictions, their labels, their loss and its gradient.
+
+    For folders, files are matched by name, and each image has its own report.
+
+    The exit code is 1 if a value is not finite.
+
+    Examples:
+      edgeloss diagnose --pred a.npy --mask a.png
+      edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
+      edgeloss diagnose --pred logits --mask masks --classes 11
+    """
+    parser.set_defaults(suffixes=PICTURES, fills_folder=True)
+    _add_prediction(parser)
+    parser.add_argument(
+        "--figure",
+        dest="output",
+        metavar="FIGURE",
+        type=Path,
+        help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files.",
+    )
+    parser.add_argument("--json", **_JSON)
+    _add_reading(parser)
+    _add_loss(parser)
+
+
+def _add_info(parser: ArgumentParser) -> None:
+    """Print versions, devices and backends, for bug reports.
+
+    Examples:
+      edgeloss info
+      edgeloss info --json
+    """
+    parser.add_argument("--json", **_JSON)
+
+
+def _add_prediction(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--pred",
+        type=Path,
+        required=True,
+        help="Logits or probabilities [C, H, W] in .npy, .npz or .pt, or labels [H, W] (also in .png). A prediction of"
+        " lower resolution than the mask is upsampled as in the loss.",
+    )
+    parser.add_argument("--mask", **_MASK)
+
+
+def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None:
+    """Add the options that say how to read files."""
+    reading = parser.add_argument_group("reading files")
+    reading.add_argument(
+        "--classes",
+        metavar="N|FILE",
+        required=needs_classes,
+        help='The number of classes, or a text file with one "<index> <name>" per line.',
+    )
+    reading.add_argument(
+        "--ignore-index",
+        metavar="LABEL",
+        type=int,
+        help='The label of pixels to ignore.  [default: 255, or the line "void" of --classes]',
+    )
+    reading.add_argument(
+        "--pred-kind",
+        choices=("auto", "logits", "probabilities", "labels"),
+        default="auto",
+        help="What --pred holds; auto infers it from the values.",
+    )
+    for option, about in _READING.items():
+        flag, metavar = option.split()
+        reading.add_argument(flag, metavar=metavar, help=about)
+    reading.add_argument(
+        "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
+    )
+
+
+def _add_loss(parser: ArgumentParser) -> None:
+    """Add the options of the loss, with its defaults and checks."""
+    loss = parser.add_argument_group("the loss")
+    for name, one in OF_LOSS.items():
+
+        def parsed(text: str, name: str = name, kind: type = _TYPES[str(one.type)]) -> Any:  # noqa: ANN401
+            value = kind(text)
+            try:
+                check_option(name, value)
+            except (TypeError, ValueError) as error:
+                raise ArgumentTypeError(str(error).partition(": ")[2]) from error  # without the name
+            return value
+
+        parsed.__name__ = _TYPES[str(one.type)].__name__  # named in the error for what is no number
+        flag, about = f"--{name.replace('_', '-')}", HELP[name].replace("%", "%%")
+        loss.add_argument(flag, metavar="NUMBER", type=parsed, default=one.default, help=about)
+
+
+def _number(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
+    """Return a type of options: a number in a range."""
+
+    def parsed(text: str) -> Any:  # noqa: ANN401
+        value = kind(text)
+        if not low <= value <= high:
+            raise ArgumentTypeError(f"expected a number from {low:g} to {high:g}, but got {text}")
+        return value
+
+    parsed.__name__ = kind.__name__
+    return parsed
+
+
+# By name: the module that has the function of this name, the usage, and what adds the options, with the help.
+COMMANDS = {
+    "view": ("pages", "--pred PRED --mask MASK --output OUTPUT [options]", _add_view),
+    "compare": ("pages", "A B --mask MASK --output OUTPUT [options]", _add_compare),
+    "metrics": ("metrics", "--pred PRED --mask MASK --classes N|FILE [options]", _add_metrics),
+    "diagnose": ("diagnose", "--pred PRED --mask MASK [options]", _add_diagnose),
+    "info": ("info", "[options]", _add_info),
+}
+
+
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    """Return the options of a command line, whose function is ``run``, and check that the files it names exist.
+    """Return the options of a command line, or exit with an error if they or the paths among them can't be used.
 
     Args:
         arguments: what follows the name of the program; by default, the arguments of the process.
@@ -66,23 +303,51 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     for at in reversed(range(1, len(words))):  # argparse takes a value that begins with a minus for an option
         if words[at - 1].startswith("--") and re.match(r"-[\d.]", words[at]):
             words[at - 1 : at + 1] = [f"{words[at - 1]}={words[at]}"]
-    options = make_parser().parse_args(words)
-    if error := _missing(options):  # before the command imports torch, which takes seconds
-        say(f"error: {error}")
-        raise SystemExit(2)
+    options, unknown = make_parser().parse_known_args(words)
+    if unknown:
+        flags = options.parser._option_string_actions
+        nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.75)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    given = vars(options)
+    sources = [given[name] for name in ("pred", "first", "second", "mask", "image") if given.get(name) is not None]
+    options.takes_folders = bool(sources) and sources[0].is_dir()
+    if error := _bad_input(given, sources) or _bad_output(given, sources):
+        fail(error)
     return options
 
 
-def _missing(options: Namespace) -> str:
-    """Return what is wrong with the paths of inputs, nothing if all exist."""
-    paths = [getattr(options, name, None) for name in ("first", "second", "pred", "mask", "image")]
-    classes = getattr(options, "classes", None)
-    if classes is not None and not classes.isdigit():
-        paths.append(Path(classes))
-    for path in paths:
-        if path is not None and not path.exists():
+def _bad_input(given: dict[str, Any], sources: list[Path]) -> str:
+    """Return what is wrong with the paths to read, nothing if all can be used."""
+    classes, palette, names = (given.get(name) for name in ("classes", "palette", "names"))
+    for path in [*sources, *([] if classes is None or classes.isdigit() else [Path(classes)])]:
+        if not path.exists():
             return f"{path}: no such file or folder"
-    palette = getattr(options, "palette", None)
     if palette is not None and palette not in PALETTE_NAMES and not Path(palette).exists():
         return f"{palette}: expected a file, or one of {', '.join(PALETTE_NAMES)}, but got neither"
+    if names and names[0] == names[1]:
+        return f"--names: expected two different names, but got {names[0]} twice"
+    for path in sources[1:]:
+        if path.is_dir() != sources[0].is_dir():
+            return f"{path}: expected only folders or only files, but got both, see {sources[0]}"
+    return ""
+
+
+def _bad_output(given: dict[str, Any], sources: list[Path]) -> str:
+    """Return what is wrong with the path to write, nothing if it can be used."""
+    output, suffixes = given.get("output"), given.get("suffixes")
+    if output is None:
+        return ""
+    if any(output.resolve() == path.resolve() for path in sources):
+        return f"{output}: expected a path other than the inputs, but got one of them"
+    fills_folder = given["takes_folders"] and "fills_folder" in given
+    if output.exists() and fills_folder != output.is_dir():
+        kinds = ("folder", "file") if fills_folder else ("file", "folder")
+        return f"{output}: expected a {kinds[0]} to write to, but got a {kinds[1]}"
+    parent = next(path for path in output.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        return f"{output}: expected a path in a folder that can be written to, but got one in {parent}"
+    if suffixes and not fills_folder and output.suffix.lower() not in suffixes:
+        got = output.suffix or "no suffix"
+        return f"{output}: expected an output in one of {', '.join(suffixes)}, but got {got}"
     return ""

@@ -10,25 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgeloss.cli.options import AS_JSON
-from edgeloss.cli.tables import print_json
+import torch
 
-OPTIONS = [AS_JSON]
+from edgeloss import library
+from edgeloss.cli.messages import to_json
 
 _LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "torchmetrics", "rich")
 
 
 def info(options: Namespace) -> None:
-    """Print versions, devices and backends, for bug reports.
-
-    Examples:
-      edgeloss info
-      edgeloss info --json
-    """
-    import torch
-
-    from edgeloss import library
-
+    """Print versions, devices and backends."""
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
         "edgeloss": _version("edgeloss"),
@@ -42,7 +33,7 @@ def info(options: Namespace) -> None:
         "build": library.RECORD,
     }
     if options.as_json:
-        print_json(facts)
+        print(to_json(facts))
         return
     for name, value in facts.items():
         if isinstance(value, Mapping):

@@ -1,84 +1,77 @@
-"""The command ``metrics``: scores of predictions, per class and averaged."""
+"""The command ``metrics``: scores of predictions, per class and averaged, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from argparse import Namespace
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from edgeloss.cli.messages import say_wrote, with_progress, write
-from edgeloss.cli.options import CLASSES_HELP, option
-from edgeloss.cli.tables import to_csv, to_json, to_table
+from torchmetrics.classification import MulticlassJaccardIndex
 
-if TYPE_CHECKING:
-    from edgeloss.cli.cases import CaseFiles, Reader
+from edgeloss.cli.cases import Reader, find_cases
+from edgeloss.cli.messages import rounded, say_wrote, to_json, with_progress, write
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+from edgeloss.reference import readable_logits
+from edgeloss.viz.scores import mean_of_present
 
-OPTIONS = [
-    option("--classes", metavar="N|FILE", required=True, help=CLASSES_HELP),
-    option("--format", choices=("table", "csv", "json"), default="table", help="The output format."),
-    option("--json", dest="format", action="store_const", const="json", help="The same as --format json."),
-    option("--output", "-o", type=Path, help="A file to write to instead of standard output."),
-]
+Scores = Mapping[str, float]  # by metric
 
 
 def metrics(options: Namespace) -> None:
-    """Compute metrics of predictions, per class and averaged.
-
-    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
-
-    For folders, files are matched by name, and pixels are counted over all images. A class that does not occur has no
-    score and is left out of the mean.
-
-    Examples:
-      edgeloss metrics --pred predictions --mask masks --classes 11
-      edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
-    """
-    from edgeloss.cli.cases import Reader, find_cases
-    from edgeloss.viz.scores import mean_of_present
-
-    reader = Reader(options)
+    """Print or write the scores of predictions."""
+    reader, cases = Reader(options, needs_finite=True), find_cases(options)
     assert reader.num_classes is not None
-    cases = find_cases(options)
-    scores = _compute_scores(cases, reader, reader.num_classes)
+    shared: dict[str, Any] = {"ignore_index": reader.ignore_index, "average": "none"}
+    measures = {
+        "iou": MulticlassJaccardIndex(reader.num_classes, zero_division=math.nan, **shared),
+        "boundary_iou": BoundaryIoU(reader.num_classes, **shared),
+        **{f"boundary_f1_{radius}px": BoundaryF1(reader.num_classes, radius=radius, **shared) for radius in (1, 3, 5)},
+        "trimap_iou_3px": TrimapIoU(reader.num_classes, radius=3, **shared),
+    }
+    for (files,), said in with_progress(cases):
+        said("measuring")
+        case = reader.read(files)
+        labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
+        for measure in measures.values():
+            measure.update(labels, case.target)
+    scores = {name: measure.compute().tolist() for name, measure in measures.items()}
     names = reader.names or [str(c) for c in range(reader.num_classes)]
     rows = {name: {metric: values[c] for metric, values in scores.items()} for c, name in enumerate(names)}
     mean = {metric: mean_of_present(values) for metric, values in scores.items()}
 
-    if options.format == "json":
+    output = options.output
+    form = options.format or ("table" if output is None else output.suffix.lower()[1:])
+    if form == "json":
         text = to_json({"images": len(cases), "mean": mean, "classes": rows})
     else:
-        text = to_csv(rows, mean) if options.format == "csv" else to_table(rows, mean)
-    if options.output is None:
+        text = (_to_csv if form == "csv" else _to_table)([*rows.items(), ("mean", mean)])
+    if output is None:
         print(text)
     else:
-        content = f"{text}\n".encode()
-        write(options.output, content)
-        say_wrote(options.output, len(content))
+        write(output, f"{text}\n".encode())
+        say_wrote(output)
 
 
-def _compute_scores(cases: Sequence[CaseFiles], reader: Reader, num_classes: int) -> dict[str, list[float]]:
-    """Return the score of each class by each metric."""
-    from torchmetrics.classification import MulticlassJaccardIndex
+def _to_csv(rows: list[tuple[str, Scores]]) -> str:
+    """Return a line per row; nan is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["class", *rows[0][1]])
+    for name, scores in rows:
+        writer.writerow([name, *("" if math.isnan(value) else rounded(value) for value in scores.values())])
+    return text.getvalue().rstrip("\n")
 
-    from edgeloss.io import InputError
-    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-    from edgeloss.reference import readable_logits
 
-    options: dict[str, Any] = {"ignore_index": reader.ignore_index, "average": "none"}
-    metrics = {
-        "iou": MulticlassJaccardIndex(num_classes, zero_division=math.nan, **options),
-        "boundary_iou": BoundaryIoU(num_classes, **options),
-        **{f"boundary_f1_{radius}px": BoundaryF1(num_classes, radius=radius, **options) for radius in (1, 3, 5)},
-        "trimap_iou_3px": TrimapIoU(num_classes, radius=3, **options),
-    }
-    for files, said in with_progress(cases):
-        said("measuring")
-        case = reader.read(files)
-        if case.non_finite:
-            raise InputError(f"{files.prediction}: expected finite values, but got {case.non_finite} others")
-        labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
-        for metric in metrics.values():
-            metric.update(labels, case.target)
-    return {name: metric.compute().tolist() for name, metric in metrics.items()}
+def _to_table(rows: list[tuple[str, Scores]]) -> str:
+    """Return aligned columns with a line per row; nan is a dash."""
+    lines = [["class", *(name.replace("_", " ") for name in rows[0][1])]]
+    for name, scores in rows:
+        lines.append([name, *("-" if math.isnan(value) else f"{value:.4f}" for value in scores.values())])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    )

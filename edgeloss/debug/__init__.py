@@ -1,7 +1,8 @@
 """Find non-finite values in a loss, and print nested structures as trees."""
 
-from edgeloss.debug.diagnosis import diagnose
-from edgeloss.debug.report import Finding, Origin, Report
+from edgeloss.debug.calls import Finding
+from edgeloss.debug.diagnosis import Report, diagnose
+from edgeloss.debug.origin import Origin
 from edgeloss.debug.trees import format_tree, tree
 
 __all__ = ["Finding", "Origin", "Report", "diagnose", "format_tree", "tree"]

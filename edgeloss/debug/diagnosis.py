@@ -1,20 +1,94 @@
-"""From a call of a loss to the report on it: where it stops being finite, and how to fix it."""
+"""A call of a loss → the report on it: where it stops being finite, and how to fix it."""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from edgeloss import hints, inputs
-from edgeloss.debug.calls import LossCall, Outcome
-from edgeloss.debug.findings import Labels, bad_input, bad_outcome, odd_logits, odd_outcome
-from edgeloss.debug.report import LEVELS, Finding, Report
-from edgeloss.debug.terms import blame_term, evaluate_terms
+from edgeloss.debug.calls import LEVELS, Finding, LossCall, Outcome
+from edgeloss.debug.findings import Labels, bad_input, bad_outcome, blame_term, evaluate_terms, odd_logits, odd_outcome
+from edgeloss.debug.origin import Origin
 from edgeloss.debug.trees import Node, make_node
 from edgeloss.loss import EdgeAwareLoss
+
+if TYPE_CHECKING:
+    from edgeloss.viz.drawing import TextFigure
+
+_WIDTH = 110  # of the findings below the tree
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The result of :func:`diagnose`; ``print`` it.
+
+    Attributes:
+        ok: whether logits, target, loss and gradient are all finite, and nothing raised.
+        name: the name of the loss.
+        findings: problems and remarks, the most severe first.
+        origin: the operation that produced the first non-finite value, None if unknown.
+        gradient: the gradient of the loss with respect to the logits, in their shape and dtype; None if there is none.
+    """
+
+    ok: bool
+    name: str
+    findings: tuple[Finding, ...]
+    origin: Origin | None
+    gradient: Tensor | None
+    _tree: Node
+    _ignored: Tensor | None  # [B, *S] bool, the pixels that do not count; None if unknown
+
+    def __str__(self) -> str:
+        """Return the tree of tensors, and the findings below it."""
+        lines = [self._tree.format(), ""]
+        for level, message, advice in self.findings:
+            lines += textwrap.wrap(message, _WIDTH, initial_indent=f"{level:<9}", subsequent_indent=" " * 9)
+            lines += textwrap.wrap(advice, _WIDTH, initial_indent=" " * 7 + "→ ", subsequent_indent=" " * 9)
+        if not self.findings:
+            lines.append("All values are finite, and nothing looks wrong.")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the report to a dict that strict JSON can store.
+
+        Returns:
+            A dict with the keys ``ok``, ``name``, ``findings``, ``origin``, ``inputs``, and, where they exist,
+            ``loss``, ``gradient`` and ``terms``. The last four hold the statistics of each tensor.
+        """
+        return {
+            "ok": self.ok,
+            "name": self.name,
+            "findings": [finding._asdict() for finding in self.findings],
+            "origin": None if self.origin is None else dataclasses.asdict(self.origin),
+            **{section.name: section.to_dict() for section in self._tree.children},
+        }
+
+    def figure(self) -> TextFigure:
+        """Draw log10 of the gradient's L2 norm over the classes, one map per image.
+
+        Non-finite pixels are magenta and counted, ignored pixels gray, and pixels with a gradient of exactly 0 black.
+        For a volume, the slice with the most non-finite values is drawn, or the middle one if all are finite. Requires
+        the extra ``viz``.
+
+        Returns:
+            A Matplotlib figure without window or global state.
+
+        Raises:
+            ValueError: if there is no gradient, or the logits are not [B, C, H, W] or [B, C, D, H, W].
+        """
+        from edgeloss.viz.panel import gradient_figure
+
+        if self.gradient is None:
+            raise ValueError(f"gradient: expected one to draw, but got none from {self.name}; see the findings")
+        return gradient_figure(self.gradient, self._ignored, title=f"|gradient| of {self.name}")
 
 
 def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwargs: object) -> Report:
@@ -58,7 +132,7 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
         hint = "; pass the loss first, diagnose(loss_fn, logits, target)" if isinstance(loss_fn, Tensor) else ""
         raise TypeError(f"loss_fn: expected a function or module, but got {type(loss_fn).__name__}{hint}")
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        got = inputs.describe(logits) if isinstance(logits, Tensor) else hints.not_logits(logits)
+        got = inputs.describe(logits) if isinstance(logits, Tensor) else hints.not_a_tensor("logits", logits)
         raise TypeError(f"logits: expected a floating tensor, but got {got}")
     inputs.check_kind("logits", logits)
     inputs.check_values("logits", logits)
@@ -83,7 +157,7 @@ def _diagnose(call: LossCall) -> Report:
         findings.append(Finding("error", f"loss: {given.error}.", advice))
     else:
         exact = Outcome() if dtype == torch.float64 else call.run(torch.float64)
-        watched = call.run(dtype, watched=True) if given.error or not given.is_finite() else Outcome()
+        watched = call.run(dtype, watched=True) if given.error or given.bad() else Outcome()
         for part in ("loss", "gradient"):
             tensors = {inputs.dtype_name(dtype): getattr(given, part)}
             if exact.loss is not None:
@@ -97,14 +171,14 @@ def _diagnose(call: LossCall) -> Report:
             findings.append(Finding("error", f"gradient: {given.error}{where}.", advice))
         elif exact.error:
             findings.append(Finding("note", f"float64: failed; {exact.error}."))
-        if given.is_finite():
-            findings += odd_outcome(labels, given, exact)
-        else:
+        if given.bad():
             origin = watched.origin
             findings += bad_outcome(call, labels, given, exact, origin)
+        else:
+            findings += odd_outcome(labels, given, exact)
         if isinstance(call.loss_fn, EdgeAwareLoss):
             sections.append(terms := evaluate_terms(call, call.loss_fn))
-            if terms.children and not given.is_finite():
+            if terms.children and given.bad():
                 findings.append(blame_term(terms, call.logits))
     ok = all(finding.level != "error" for finding in findings)
     return Report(

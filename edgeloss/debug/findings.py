@@ -1,21 +1,24 @@
-"""From logits, labels, loss and gradient to findings, each with its advice."""
+"""Logits, labels, loss, gradient and terms → findings, each with its advice."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from edgeloss import inputs, neighborhoods
-from edgeloss.debug.calls import LossCall, Outcome, base_name
-from edgeloss.debug.report import Finding, Origin
-from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
+from edgeloss import inputs, neighborhoods, reduction, reference, region
+from edgeloss.debug.calls import Finding, LossCall, Outcome
+from edgeloss.debug.origin import Origin
+from edgeloss.debug.trees import MAX_VALUES, Node, Stats, all_finite, first_index, first_line, make_node, measure, short
 from edgeloss.inputs import by_class, widest
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.options import Options
 
 _USUAL_VOID = (-100, -1, 255)  # labels that a loss may ignore although its ignore_index is unknown
 _TOO_LATE = "masking its result is too late, since 0 · inf is nan in the backward pass"
@@ -36,7 +39,8 @@ def _advice(origin: Origin | None) -> str:
     """Return what to do about an operation, or about its cause if that is known."""
     if origin is None:
         return ""
-    known = (sentence for names, sentence in _ADVICE.items() if base_name(origin.operation) in names)
+    base = re.sub(r"(backward\d*|_)", "", origin.operation.lower())  # softmax of _softmax and of SoftmaxBackward0
+    known = (sentence for names, sentence in _ADVICE.items() if base in names)
     return _advice(origin.cause) or next(known, "")
 
 
@@ -83,15 +87,14 @@ class Labels(NamedTuple):
             return None
         if len(target) != len(logits):
             return None
-        y, classes = target.long(), max(2, logits.shape[1])
-        outside = (y < 0) | (y >= classes)
-        valid = ~outside
-        wrong = outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
-        if ignore_index is not None:
-            valid = valid & (y != ignore_index)
-            outside = wrong = outside & (y != ignore_index)
+        y, is_class = inputs.labels(target, logits.shape[1], None)
+        is_void = torch.zeros_like(is_class) if ignore_index is None else y == ignore_index
+        valid, outside = is_class & ~is_void, ~is_class & ~is_void
+        wrong = outside
+        if ignore_index is None:
+            wrong = outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
         edge_mask = neighborhoods.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
-        return cls(y, valid, outside, wrong, edge_mask, classes, multilabel_classes)
+        return cls(y, valid, outside, wrong, edge_mask, max(2, logits.shape[1]), multilabel_classes)
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values of each image in the first axes of the target: [B, ...], of a multilabel loss [B, C, ...]."""
@@ -163,15 +166,7 @@ def bad_input(path: str, stats: Stats) -> Finding:
 def bad_outcome(
     call: LossCall, labels: Labels | None, given: Outcome, exact: Outcome, origin: Origin | None
 ) -> Iterator[Finding]:
-    """Report a loss or a gradient that is not finite.
-
-    Args:
-        call: the loss and its arguments.
-        labels: of the target.
-        given: the outcome in the precision of the logits.
-        exact: the outcome in float64.
-        origin: the operation to blame, None if unknown.
-    """
+    """Report a loss or a gradient that is not finite, in the precision of the logits and in float64."""
     advice = _advice(origin) or "Pass only valid values to that operation, by selecting them before the call."
     if origin is None:
         advice = "No operation was seen to produce it: check constants, buffers and arguments for non-finite values."
@@ -204,13 +199,7 @@ def bad_outcome(
 
 
 def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
-    """Return what the bad pixels have in common, as text.
-
-    Args:
-        bad: [B, C, *S] bool.
-        logits: [B, C, *S].
-        labels: of the pixels.
-    """
+    """Return what the bad pixels have in common, as text; bad is [B, C, *S] bool."""
     if labels is not None and labels.multilabel_classes is not None:
         bad, logits = by_class(bad), by_class(logits)
     if logits.dim() < 2 or bool((pixels := bad.any(1)).all()):
@@ -227,6 +216,67 @@ def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
         if bool((mask | ~pixels).all()) and 2 * int(pixels.sum()) >= int(mask.sum()):
             return f", all of them {name}"
     return ""
+
+
+# ----------------------------------------------------------------------------------- the terms of an EdgeAwareLoss
+
+
+def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
+    """Evaluate each term with a weight > 0 separately, in plain PyTorch.
+
+    Values exclude the weight of the term. They are computed from the maps of the terms, since a sum of all terms, with
+    the weights of the others set to 0, would leave 0 · nan.
+    """
+    leaf = call.logits.clone().requires_grad_()
+    try:
+        losses = _losses(call, criterion, leaf)
+    except Exception as error:  # of a subclass with other arguments
+        return Node("terms", f"not evaluated; {first_line(error)}")
+    nodes = []
+    for name, loss in losses.items():
+        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        nodes.append(Node(name, children=[make_node("loss", loss.detach()), make_node("gradient", gradient)]))
+    return Node("terms", "each one separately, before its weight", children=nodes)
+
+
+def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str, Tensor]:
+    """Return the value of each term that has a weight, with a graph."""
+    options = replace(Options.from_attributes(criterion), sync_normalizer=False)
+    tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
+    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
+    checked = inputs.check_inputs(leaf, call.target.clone(), options, given)
+    evaluation = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=True)
+    maps, v = cast("reduction.LossMaps", evaluation.maps), checked.pixel_weight
+    place = reduction.places_of_labels(checked.labels()[0], checked.tables)
+    vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, checked.edge_class_weight)
+    w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, checked, options)
+    totals = {
+        "cross_entropy": (reference.weighted_total(maps.cross_entropy, v), w),
+        "same_side": (reference.weighted_total(maps.same_side, vu), e),
+        "other_side": (reference.weighted_total(maps.other_side, vu), e),
+    }
+    if options.region_weight:
+        totals["region"] = torch.dot(*region.evaluate(checked)[1]), w
+    weights = options.term_weights()
+    return {name: total * reduction.ratio(1.0, whole) for name, (total, whole) in totals.items() if weights[name]}
+
+
+def blame_term(terms: Node, logits: Tensor) -> Finding:
+    """Report which term of a loss that is not finite is the cause."""
+
+    def bad_in(part: str) -> list[str]:
+        lines = ((term.name, line.stats) for term in terms.children for line in term.children if line.name == part)
+        return [name for name, stats in lines if stats is not None and stats.bad]
+
+    # The terms share operations, and with them gradients of 0 · nan, but no values.
+    bad = bad_in("loss") or bad_in("gradient")
+    good = [term.name for term in terms.children if term.name not in bad]
+    if not bad:
+        message = "terms: each of them is finite by itself in plain PyTorch."
+        return Finding("error", message, 'Check what a subclass adds, if there is one, and try backend="reference".')
+    message = f"terms: {', '.join(bad)} not finite" + (f"; {', '.join(good)} finite." if good else ".")
+    advice = f"Set the weight of {bad[0]} to 0 to continue without it."
+    return Finding("error", message, advice if all_finite(logits) else "The logits are not finite; fix them first.")
 
 
 # ------------------------------------------------------------------------------------------- finite and probably wrong

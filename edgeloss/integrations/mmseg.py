@@ -57,12 +57,12 @@ class EdgeAwareLoss(edgeloss.EdgeAwareLoss):
             cls_score: logits [N, C, *S].
             label: class indices [N, *S].
             weight: of pixels [N, *S].
-            avg_factor: divides the sum over pixels, in the place of the denominators of the mean.
-            reduction_override: in the place of ``reduction``.
+            avg_factor: divides the sum over pixels, in place of the denominators of the mean.
+            reduction_override: in place of ``reduction``.
             ignore_index: label of pixels to ignore.
         """
-        if avg_factor is not None and (reduction_override or self.reduction) != "mean":
-            raise ValueError("avg_factor: expected reduction 'mean' with it; leave it out")
+        if avg_factor is not None and (reduction := reduction_override or self.reduction) != "mean":
+            raise ValueError(f"avg_factor: expected reduction 'mean' with it, but got {reduction!r}; leave it out")
         configured, self.ignore_index = self.reduction, ignore_index
         self.reduction = "sum" if avg_factor is not None else reduction_override or configured
         try:

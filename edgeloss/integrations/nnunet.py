@@ -15,7 +15,7 @@ from edgeloss.adapters import Adapted
 
 
 class nnUNetTrainerEdgeAware(nnUNetTrainer):  # type: ignore[misc]  # noqa: N801
-    """Train a network of nnU-Net with its Dice loss and EdgeAwareLoss in the place of cross-entropy.
+    """Train a network of nnU-Net with its Dice loss and EdgeAwareLoss in place of cross-entropy.
 
     With deep supervision each resolution has a loss of its own, with nnU-Net's weights. Checkpoints have a second file,
     ``NAME.edgeloss``, with the state of the loss.

@@ -19,8 +19,9 @@ from edgeloss.io.files import InputError, check_file
 PREDICTION_NAMES = ("logits", "pred", "prediction", "predictions", "prob", "probs", "probabilities", "out")
 LABEL_NAMES = ("labels", "label", "mask", "masks", "target", "targets", "gt", "ground_truth")
 
-# The ends of messages about volumes, and about integers.
+# The ends of messages about volumes and other integers.
 VOLUME = "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N"
+ONE_HOT = "; of one-hot labels [C, H, W], store their argmax over the classes"
 QUANTIZED = "; store logits or probabilities [C, H, W] in a floating dtype"
 
 
@@ -78,7 +79,7 @@ def label_map(array: Array, path: Path) -> Tensor:
     """Return an array as labels [H, W] int64."""
     values = squeeze(array.values, 2)
     if values.is_floating_point() or values.dim() != 2:
-        hint = "" if values.is_floating_point() or values.dim() < 3 else VOLUME + QUANTIZED
+        hint = "" if values.is_floating_point() or values.dim() < 3 else VOLUME + ONE_HOT
         raise InputError(f"{path}: expected integer labels [H, W], but got {array.text}{hint}")
     return values
 

@@ -121,7 +121,7 @@ def _labels_of_colors(pixels: npt.NDArray[np.uint8], colors: Mapping[Rgb, int] |
             " (edgeloss --palette)"
         )
     raise InputError(
-        f"{path}: expected colors of the palette, but got {len(unknown)} others, such as {color} at [{y}, {x}]"
+        f"{path}: expected colors of the palette, but got {len(unknown)} unknown, such as {color} at [{y}, {x}]"
     )
 
 

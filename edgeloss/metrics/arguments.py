@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from edgeloss import inputs, reference
-from edgeloss.options import check_choice, check_flag, check_label, check_positive, is_integer, spacing_per_axis
+from edgeloss import inputs
+from edgeloss.options import check_choice, check_count, check_flag, check_label, check_positive, spacing_per_axis
 
 Average = Literal["macro", "none"]
 Score = Literal["f1", "precision", "recall"]
@@ -27,18 +27,8 @@ def check_options(
 ) -> None:
     """Check the options of a metric, which do not depend on the label maps.
 
-    Args:
-        num_classes: C.
-        ignore_index: the label of void pixels.
-        average: how to average over classes.
-        validate: whether to check for out-of-range labels.
-        multilabel: whether classes may overlap.
-        **options: those of ``ratio``, ``radius``, ``spacing``, ``score``, ``class_agnostic`` and ``per_image`` that the
-            metric has.
-
-    Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for a value out of its range.
+    ``options`` are those of ``ratio``, ``radius``, ``spacing``, ``score``, ``class_agnostic`` and ``per_image`` that
+    the metric has.
     """
     spacing = options.pop("spacing", None)
     spacing_per_axis(spacing, max(1, len(spacing)) if isinstance(spacing, Sequence) else 2)
@@ -47,12 +37,12 @@ def check_options(
     if validate is not None and not isinstance(validate, bool):
         raise TypeError(f"validate: expected a bool or None, but got {validate!r}")
     check_flag("multilabel", multilabel)
-    _check_count("num_classes", num_classes, 1 if multilabel else 2)
+    check_count("num_classes", num_classes, 1 if multilabel else 2)
     for name, value in options.items():
         if name == "ratio" or (name == "radius" and spacing is not None):
             check_positive(name, value)
         elif name == "radius":
-            _check_count(name, value, 1)
+            check_count(name, value, 1)
         elif name == "score":
             check_choice(name, value, get_args(Score))
         else:
@@ -61,13 +51,6 @@ def check_options(
         raise ValueError(
             "class_agnostic: expected False with multilabel=True, but got True; average the classes instead"
         )
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if not is_integer(value):
-        raise TypeError(f"{name}: expected an int, but got {value!r}")
-    if value < least:
-        raise ValueError(f"{name}: expected an int ≥ {least}, but got {value!r}")
 
 
 def label_maps(
@@ -79,12 +62,7 @@ def label_maps(
     *,
     multilabel: bool = False,
 ) -> Tensor:
-    """Convert prediction and target to labels [2, B, *S], of multilabel ones [2, B, C, *S], -1 on void pixels in both.
-
-    Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for an invalid shape, device or label.
-    """
+    """Return prediction and target as labels [2, B, *S], of multilabel ones [2, B, C, *S], -1 on void in both."""
     inputs.check_target(target)
     if multilabel:
         if target.dim() not in (4, 5) or target.shape[1] != num_classes:
@@ -119,7 +97,7 @@ def label_maps(
 
     classes = 2 if multilabel else num_classes  # what labels stand for: absent and present, or a class each
     predicted = pred.long()
-    y, valid = reference.labels(target, classes, ignore_index)
+    y, valid = inputs.labels(target, classes, ignore_index)
     if validate or (validate is None and inputs.may_read(target, "async")):
         inputs.check_labels(y, classes, ignore_index)
         inputs.check_labels(predicted.masked_fill(~valid, 0), classes, name="pred")

@@ -78,10 +78,9 @@ def boundary_iou(
         >>> boundary_iou(pred, target, 2, average="none")  # 10 of 12 + 14 - 10 pixels, and 8 of 12 + 10 - 8
         tensor([0.6250, 0.5714])
     """
-    check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, ratio=ratio, spacing=spacing)
-    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
-    count = partial(boundary_iou_counts, ratio=ratio, spacing=spacing)
-    counts = counts_of_classes(count, y, num_classes, multilabel=multilabel)
+    options: dict[str, Any] = {"multilabel": multilabel, "ratio": ratio, "spacing": spacing}
+    check_options(num_classes, ignore_index, average, validate, **options)
+    counts = count_batch(boundary_iou_counts, pred, target, num_classes, ignore_index, validate, **options)
     return iou_from_counts(counts, average, None if multilabel else ignore_index)
 
 
@@ -130,10 +129,9 @@ def trimap_iou(
         >>> trimap_iou(pred, target, 2, average="none")  # columns 3 and 4 count; column 4 is wrong
         tensor([0.5000, 0.0000])
     """
-    check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, radius=radius, spacing=spacing)
-    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
-    count = partial(trimap_iou_counts, radius=radius, spacing=spacing)
-    counts = counts_of_classes(count, y, num_classes, multilabel=multilabel)
+    options: dict[str, Any] = {"multilabel": multilabel, "radius": radius, "spacing": spacing}
+    check_options(num_classes, ignore_index, average, validate, **options)
+    counts = count_batch(trimap_iou_counts, pred, target, num_classes, ignore_index, validate, **options)
     return iou_from_counts(counts, average, None if multilabel else ignore_index)
 
 
@@ -195,24 +193,32 @@ def boundary_f1(
         >>> boundary_f1(pred.roll(1, -1), target, 2, radius=2, score="precision")  # two off, and a false one
         tensor(0.5000)
     """
-    counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
-    counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
-    check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, score=score, **counted)
-    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
-    counts = counts_of_classes(partial(boundary_f1_counts, **counted), y, num_classes, multilabel=multilabel)
+    options: dict[str, Any] = {"multilabel": multilabel, "radius": radius, "spacing": spacing}
+    options |= {"class_agnostic": class_agnostic, "per_image": per_image}
+    check_options(num_classes, ignore_index, average, validate, score=score, **options)
+    counts = count_batch(boundary_f1_counts, pred, target, num_classes, ignore_index, validate, **options)
     return f1_from_counts(counts, score, average, None if multilabel else ignore_index, per_image=per_image)
 
 
 # --------------------------------------------------------------------------------------------------------------- update
 
 
-def counts_of_classes(
-    count: Callable[[Tensor, int], Tensor], y: Tensor, num_classes: int, *, multilabel: bool
+def count_batch(
+    count: Callable[..., Tensor],
+    pred: Tensor,
+    target: Tensor,
+    num_classes: int,
+    ignore_index: int | None,
+    validate: bool | None,
+    *,
+    multilabel: bool,
+    **options: Any,  # noqa: ANN401
 ) -> Tensor:
-    """Return count(y, num_classes); of multilabel maps those of label 1 of each class by itself, [rows, C]."""
+    """Return the counts of a batch; of a multilabel one those of label 1 of each class by itself, [rows, C]."""
+    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
     if not multilabel:
-        return count(y, num_classes)
-    return torch.cat([count(maps, 2)[:, 1:] for maps in y.unbind(2)], 1)
+        return count(y, num_classes, **options)
+    return torch.cat([count(maps, 2, **options)[:, 1:] for maps in y.unbind(2)], 1)
 
 
 # --------------------------------------------------------------------- update and compute: Boundary IoU, trimap IoU
@@ -303,13 +309,7 @@ def _ball_max(rows: Mapping[tuple[int, ...], int], x: Tensor, reach: Sequence[in
 
 
 def _overlap(y: Tensor, band: Tensor, num_classes: int) -> Tensor:
-    """Count intersection and union of two maps on a band: [2, C] int64.
-
-    Args:
-        y: labels [2, B, *S] of prediction and target.
-        band: mask [2, B, *S], or [B, *S] for both maps.
-        num_classes: C.
-    """
+    """Count intersection and union of maps [2, B, *S] on a band [2, B, *S], or [B, *S] for both: [2, C] int64."""
     pred, target = y.masked_fill(~band, -1)
     shared = pred.masked_fill(pred != target, -1)
     in_both, in_pred, in_target = (_count(labels, num_classes) for labels in (shared, pred, target))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from edgeloss.metrics import functional
-from edgeloss.metrics.arguments import Average, Score, Spacing, check_options, label_maps
+from edgeloss.metrics.arguments import Average, Score, Spacing, check_options
 
 
 class _Counting(Metric):
@@ -60,11 +59,8 @@ class _Counting(Metric):
             preds: labels [B, *S], S = (H, W) or (D, H, W), or floating logits or probabilities [B, C, *S].
             target: labels [B, *S]. With ``multilabel`` both are [B, C, *S].
         """
-        options = self.num_classes, self.ignore_index, self.validate
-        y = label_maps(preds, target, *options, multilabel=self.multilabel)
-        counts = functional.counts_of_classes(
-            partial(self._count, **self.counted), y, self.num_classes, multilabel=self.multilabel
-        )
+        given = preds, target, self.num_classes, self.ignore_index, self.validate
+        counts = functional.count_batch(self._count, *given, multilabel=self.multilabel, **self.counted)
         setattr(self, self._counts, getattr(self, self._counts) + counts)
 
     def compute(self) -> Tensor:

@@ -1,11 +1,11 @@
-"""Logits and labels → the numbers of a figure: prediction, maps, gradients, most probable classes, neighbors."""
+"""Logits and labels → the numbers of a figure: prediction, maps, gradients, scores, and what a report adds."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
@@ -16,16 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import hints, inputs, reduction, reference
-from edgeloss.functional import edge_aware_loss, loss_and_evaluation
+from edgeloss import hints, inputs, neighborhoods, reduction, reference
+from edgeloss.fields import boundary_distance
+from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import Options, radius_per_axis
-from edgeloss.reference import LossMaps
-from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
+from edgeloss.options import NO_POWER, Options
+from edgeloss.reduction import LossMaps
+from edgeloss.viz.neighbors import Neighbors, find_neighbors
+from edgeloss.viz.scores import Scores, compute_scores
 
+LARGE = 2**21  # pixels of a picture of which less is computed and stored
 _BAND = 2**22  # logits that are looked at together: malloc reuses blocks of up to 32 MB
-_CHUNK = 2**19  # those among which the largest are found: they stay in the cache
 _TOP = 3  # most probable classes of a pixel
+_NEIGHBORS = 8  # per edge pixel
+_MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
+_FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
 Said = Callable[[str], None]  # takes what is being computed, such as "maps, row 512 of 4000"
 
 
@@ -44,7 +49,8 @@ class Details(NamedTuple):
     neighbors: Neighbors
 
 
-class Arrays(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Arrays:
     """The loss of a batch of 2-D images, pixel by pixel.
 
     Attributes:
@@ -53,7 +59,8 @@ class Arrays(NamedTuple):
         prediction: [B, H, W] int32, the class of the largest logit; -1 where a logit is nan.
         terms: ``loss`` and the terms that the criterion returns, by name; ``region`` only if it has a weight.
         maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``. The term
-            ``region`` has no map.
+            ``region`` has no map. Those of a report without a decay have ``pixel_distance``, to the nearest other
+            label, inf beyond ``_FAR``.
         gradient: [B, h, w] float64, the gradient of the loss with respect to the logits, as its L2 norm over the
             classes, in the resolution of the logits.
         region: [B, h, w] float64, the same of the region term alone, with its weight; None if it has no weight.
@@ -69,29 +76,39 @@ class Arrays(NamedTuple):
     region: npt.NDArray[np.float64] | None
     details: Details | None = None
 
+    @functools.cached_property
+    def scores(self) -> Scores:
+        """The scores of the prediction."""
+        return compute_scores(self.target, self.prediction, self.classes)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The terms of the loss and the scores, by key of :data:`edgeloss.viz.scores.FIGURES`."""
+        return self.terms | self.scores.means
+
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
     """A batch of 2-D images, and the loss to show.
 
     Attributes:
-        criterion: a copy for a single call.
-        logits: [B, C, h, w], as given.
-        target: [B, H, W], as given.
+        options: of a single call.
+        given: the class weights of that call.
+        inputs: the checked tensors: logits [B, C, h, w] and target [B, H, W], as given.
         y: [B, H, W] int64, the labels; anything at ignored pixels.
         valid: [B, H, W] bool.
     """
 
-    criterion: EdgeAwareLoss
-    logits: Tensor
-    target: Tensor
+    options: Options
+    given: inputs.Given
+    inputs: inputs.Inputs
     y: Tensor
     valid: Tensor
 
     @functools.cached_property
     def cells(self) -> Tensor:
         """The logits in float32 or float64, [B, C, h, w]; cells that no valid pixel reads are 0: 0 · nan is nan."""
-        x = self.logits.detach()
+        x = self.inputs.logits.detach()
         x = x if x.dtype == torch.float64 else x.float()
         if x.shape[2:] == self.y.shape[1:]:
             return x
@@ -117,9 +134,11 @@ class Scene:
 
     def bands(self) -> list[tuple[slice, slice]]:
         """Return bands of rows, and each with the rows around it that its terms read: memory is that of one band."""
-        (batch, height, width), channels = self.y.shape, self.logits.shape[1]
-        # A neighbor may be a radius away, and its distance that of a label two more away.
-        around = radius_per_axis(self.criterion.radius, 2)[0] * (1 if self.criterion.decay is None else 3)
+        (batch, height, width), channels = self.y.shape, self.inputs.logits.shape[1]
+        around, spacing = self.inputs.radius[0], self.inputs.spacing
+        if self.options.decay is not None:  # a neighbor may be a radius away, and its distance this long
+            lengths = (2 * r * s for r, s in zip(self.inputs.radius, spacing, strict=True))
+            around += int(math.hypot(*lengths) / spacing[0])
         rows = max(_BAND // (batch * channels * width), 4 * around, 1)
         return [
             (slice(row, min(row + rows, height)), slice(max(row - around, 0), row + rows + around))
@@ -165,22 +184,39 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
         >>> arrays.prediction.shape, round(arrays.terms["loss"], 4)
         ((1, 4, 5), 1.0986)
     """
-    with workers() as pool:
-        return examine(read_scene(logits, target, criterion), pool)
+    return examine(read_scene(logits, target, criterion))
 
 
-def examine(
-    scene: Scene, pool: Executor, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62
-) -> Arrays:
+def examine_images(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None, *, details: bool, said: Said = keep_silent
+) -> list[Arrays]:
+    """Compute the arrays of the images of a batch, each as a batch of its own.
+
+    Args:
+        logits: as of :func:`compute_arrays`.
+        target: as of :func:`compute_arrays`.
+        criterion: the loss; ``EdgeAwareLoss()`` if None.
+        details: add those of a report.
+        said: is called with what is being computed.
+    """
+    logits, target = batched(logits, target)
+    count, pairs = _NEIGHBORS * details, _MAX_PAIRS // len(target)
+    return [
+        examine(read_scene(x[None], y[None], criterion), said, neighbors=count, most_pairs=pairs)
+        for x, y in zip(logits, target, strict=True)
+    ]
+
+
+def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62) -> Arrays:
     """Return the arrays of a scene, with the details if ``neighbors`` are asked for.
 
     Args:
         scene: the images.
-        pool: to look at bands of rows in.
         said: is called with what is being computed.
         neighbors: how many to find of each edge pixel.
         most_pairs: how many to return of all together; but at least one of each edge pixel.
     """
+    labels = scene.labels()
     terms, gradient, region = _gradients(scene, said)
     whole: dict[str, npt.NDArray[Any]] = {}
     scene.cells  # noqa: B018, which several threads would compute at once
@@ -193,19 +229,26 @@ def examine(
             whole[name][..., band[0], :] = part
         return near
 
-    bands, found = scene.bands(), []
-    for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
-        said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
-        found.append(near)
+    with workers() as pool:
+        distance = None
+        if neighbors and scene.options.decay is None:
+            far = _FAR[labels.size > LARGE]
+            distance = pool.submit(boundary_distance, labels, ignore_index=-1, max_distance=far)
+        bands, found = scene.bands(), []
+        for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
+            said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
+            found.append(near)
+        if distance is not None:
+            whole["pixel_distance"] = distance.result()
     details = None
     if neighbors:
-        joined = join_neighbors(cast("list[Neighbors]", found))
-        count = max(most_pairs // max(joined.nll.shape[1], 1), 1)
-        joined = Neighbors(*(values[..., :count, :] for values in joined))
-        details = Details(whole.pop("others"), whole.pop("probabilities"), joined)
+        joined = [np.concatenate(values, -1) for values in zip(*cast("list[Neighbors]", found), strict=True)]
+        count = max(most_pairs // max(joined[0].shape[-1], 1), 1)
+        near = Neighbors(*(values[..., :count, :] for values in joined))
+        details = Details(whole.pop("others"), whole.pop("probabilities"), near)
     return Arrays(
-        classes=max(2, scene.logits.shape[1]),
-        target=scene.labels(),
+        classes=max(2, scene.inputs.logits.shape[1]),
+        target=labels,
         prediction=whole.pop("prediction"),
         terms=terms,
         maps=whole,
@@ -220,37 +263,43 @@ def _examine_band(
     scene: Scene, rows: slice, around: slice, neighbors: int
 ) -> tuple[dict[str, npt.NDArray[Any]], Neighbors | None]:
     """Return the arrays of a band of rows by name, and the neighbors of its edge pixels if they are asked for."""
-    own = slice(rows.start - around.start, rows.stop - around.start)
-    options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
-    x, y, valid = scene.logits_of(around), scene.y[:, around], scene.valid[:, around]
-    result = edge_aware_loss(x, scene.target[:, around], **options, return_maps=True)
-    maps = cast("tuple[Tensor, LossMaps]", result)[1]
-    x = reference.readable_logits(x, valid)
-    values = {name: part[:, own] for name, part in maps._asdict().items() if part is not None}
-    classes, probabilities = _most_probable(x[:, :, own], _TOP if neighbors else 1)
-    values["prediction"] = classes[0].to(torch.int32)
-    near = None
+    options, own = scene.options, slice(rows.start - around.start, rows.stop - around.start)
+    checked = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
+    y, valid = scene.y[:, around], scene.valid[:, around]
+    x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
+    mask = torch.zeros_like(valid)
+    mask[:, own] = neighborhoods.find_edges(y, valid, radius)[:, own]
+    distance = neighborhoods.neighbor_distance(checked, y, valid, mask, options.decay, everywhere=True)
+    log_w = neighborhoods.log_weights(distance, options.decay)
+    pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
+    power = 0.0 if abs(options.power) <= NO_POWER else options.power
+    sides, near = find_neighbors(pairs, power, neighbors, y.shape[-1])
+    x, y, valid, mask = x[:, :, own], y[:, own], valid[:, own], mask[:, own]
+    _, cross_entropy = reference.cross_entropy_map(x, y, valid, checked.weight, options.label_smoothing)
+    same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
+    shown = None if distance is None else distance[:, own].to(x.dtype)
+    edge = reduction.edge_term(other_side, same_side, options)
+    maps = LossMaps(cross_entropy, same_side, other_side, edge, mask, shown)
+    values = {name: part for name, part in maps._asdict().items() if part is not None}
+    prediction = x.max(1)
+    values["prediction"] = prediction.indices.to(torch.int32).masked_fill_(prediction.values.isnan(), -1)
     if neighbors:
-        values |= {"others": classes[1:], "probabilities": probabilities}
-        edges = torch.zeros_like(maps.edge_mask)
-        edges[:, own] = maps.edge_mask[:, own]
-        near = find_neighbors(x, y, valid, edges, maps.distance, scene.criterion, neighbors)
+        values["others"], values["probabilities"] = _most_probable(x, prediction.indices)
     return {name: part.cpu().numpy() for name, part in values.items()}, near
 
 
 def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
     """Return several images as one batch, with the terms of the first and without details."""
-
-    def joined(values: Sequence[Any]) -> Any:  # noqa: ANN401
-        return values[0] if len(values) == 1 else np.concatenate(values)
-
+    if len(parts) == 1:
+        return parts[0]
     first = parts[0]
-    return first._replace(
-        target=joined([part.target for part in parts]),
-        prediction=joined([part.prediction for part in parts]),
-        maps={name: joined([part.maps[name] for part in parts]) for name in first.maps},
-        gradient=joined([part.gradient for part in parts]),
-        region=None if first.region is None else joined([part.region for part in parts]),
+    return dataclasses.replace(
+        first,
+        target=np.concatenate([part.target for part in parts]),
+        prediction=np.concatenate([part.prediction for part in parts]),
+        maps={name: np.concatenate([part.maps[name] for part in parts]) for name in first.maps},
+        gradient=np.concatenate([part.gradient for part in parts]),
+        region=None if first.region is None else np.concatenate([part.region for part in parts]),
         details=None,
     )
 
@@ -259,16 +308,14 @@ def _gradients(
     scene: Scene, said: Said
 ) -> tuple[dict[str, float], npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
     """Return the loss with its terms, and the size of its gradient and of that of its region term."""
-    criterion = scene.criterion
-    options = Options.from_attributes(criterion)
-    if options.reduction == "none":
-        options = dataclasses.replace(options, reduction="sum")
-    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, is_counted=True)
+    options = scene.options
     with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
-        leaf, target = scene.logits.detach().clone(), scene.target.clone()
+        leaf, target = scene.inputs.logits.detach().clone(), scene.inputs.target.clone()
         leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
         said("gradient")
-        result, evaluation = loss_and_evaluation(leaf, target, options, given, return_maps=False, return_terms=True)
+        result, evaluation = loss_and_evaluation(
+            leaf, target, options, scene.given, return_maps=False, return_terms=True
+        )
         loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result)
         terms = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
         (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
@@ -278,7 +325,7 @@ def _gradients(
             return terms, size, None
         said("gradient of the region term")  # of the same forward pass
         alone = dataclasses.replace(options, ce_weight=0.0, edge_weight=0.0)
-        checked = inputs.check_inputs(leaf, target, options, given)
+        checked = scene.inputs._replace(logits=leaf, target=target)
         region = cast(Tensor, reduction.reduce(evaluation, checked, alone, None, maps=False, terms=False))
         del gradient
         (gradient,) = torch.autograd.grad(region, leaf)
@@ -296,35 +343,21 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return norm.sqrt_()
 
 
-def _most_probable(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the most probable classes and their probabilities, both [T, B, *, W], of logits [B, C, *, W].
+def _most_probable(x: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most probable classes after the prediction, and the probabilities of all, of logits [B, C, H, W].
 
-    T is ``count``, or the number of classes. The class is -1 where a logit is nan, or for a probability of 0; of equal
-    logits, it is the first.
+    A class is -1 where a logit is nan, or for a probability of 0; of equal logits, the first one comes first.
     """
-    rows = max(1, _CHUNK // (x.shape[0] * x.shape[1] * x.shape[3]))
-    parts = [_largest(part, min(count, x.shape[1])) for part in torch.split(x, rows, 2)]
-    classes, probabilities = (torch.cat(values, 2) for values in zip(*parts, strict=True))
-    return classes, probabilities
-
-
-def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    channels = x.shape[1]
-    # A maximum and a comparison take a third of the time of a maximum with its index, and topk takes longer.
-    falling = torch.arange(channels, 0, -1, dtype=torch.uint8 if channels <= 255 else torch.int32, device=x.device)
-    highest = value = x.amax(1, keepdim=True)
-    total = (x - highest).exp().sum(1)
-    classes, values, left = [], [], x.clone()
-    for _ in range(count):
-        at = channels - ((left == value) * falling[:, None, None]).amax(1, keepdim=True).to(torch.int64)
-        classes.append(at[:, 0])
-        values.append((value - highest)[:, 0])
-        left.scatter_(1, at.clamp(max=channels - 1), -torch.inf)  # nothing equals nan
-        value = left.amax(1, keepdim=True)
-    probabilities = torch.stack(values).exp() / total
-    dtype = torch.int16 if channels < 2**15 else torch.int32
-    absent = highest[:, 0].isnan() | (probabilities == 0)
-    return torch.stack(classes).to(dtype).masked_fill_(absent, -1), probabilities
+    left, classes = x.clone(), [prediction[:, None]]
+    for _ in range(min(_TOP, x.shape[1]) - 1):
+        left.scatter_(1, classes[-1], -torch.inf)
+        classes.append(left.max(1, keepdim=True).indices)
+    found = torch.cat(classes, 1)
+    probabilities = x.softmax(1).gather(1, found)
+    dtype = torch.int16 if x.shape[1] < 2**15 else torch.int32
+    absent = x.gather(1, found[:, :1]).isnan() | (probabilities == 0)
+    others = found.to(dtype).masked_fill_(absent, -1)[:, 1:]
+    return others.movedim(1, 0), probabilities.movedim(1, 0)
 
 
 def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> Scene:
@@ -332,29 +365,30 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
     if criterion is not None and not hasattr(criterion, "multilabel"):  # a compiled one is another class
         got = f"{type(criterion).__qualname__}; for cross-entropy pass EdgeAwareLoss(edge_weight=0, region_weight=0)"
         raise TypeError(f"criterion: expected an EdgeAwareLoss, but got {got}")
-    criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
+    criterion = EdgeAwareLoss() if criterion is None else criterion
     if criterion.multilabel:
         raise ValueError(
             "criterion: expected a loss of classes that exclude each other, but got multilabel=True; for class c pass"
             " logits[:, c : c + 1], target[:, c] and criterion.of_class(c)"
         )
     # As in the mode of the criterion, but the edge pixels of a picture are not counted.
-    criterion.edge_weight, criterion.training = criterion.options()["edge_weight"], False
-    criterion.sync_normalizer = False  # one rank draws: the others would not join a collective
-    if criterion.validate == "async":
-        criterion.validate = "sync"  # there is no later call to report a bad label
+    options = dataclasses.replace(
+        Options.from_attributes(criterion),
+        edge_weight=criterion.options()["edge_weight"],
+        reduction="sum" if criterion.reduction == "none" else criterion.reduction,
+        sync_normalizer=False,  # one rank draws: the others would not join a collective
+        validate="sync" if criterion.validate == "async" else criterion.validate,  # no later call reports a bad label
+    )
     logits, target = batched(logits, target)
-    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
-    sizes = list(zip(logits.shape[2:], target.shape[1:], strict=True))
-    if any(given != wanted if not criterion.upsample else given > wanted for given, wanted in sizes):
-        criterion(logits, target)  # raises
-    return Scene(criterion, logits, target, y, valid)
+    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, is_counted=True)
+    checked = inputs.check_inputs(logits, target, options, given)
+    return Scene(options, given, checked, *checked.labels())
 
 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as [B, C, H, W] and target as [B, H, W]."""
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
+        raise TypeError(f"logits: expected a tensor, but got {hints.not_a_tensor('logits', logits)}")
     inputs.check_target(target)
     if logits.ndim == 5:
         raise ValueError(

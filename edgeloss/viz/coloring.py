@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -28,13 +29,34 @@ CMAP_DIFFERENCE = LinearSegmentedColormap.from_list("difference", [(0.13, 0.55, 
 
 _MOST_VALUES = 2**22  # that a range of colors is computed from
 
-_NAMES = {
-    "cross_entropy": "cross-entropy",
-    "same_side": "same side",
-    "other_side": "other side",
-    "edge": "edge map",
-    "gradient": "|gradient|",
-    "region": "|region gradient|",
+
+class Kind(NamedTuple):
+    """What is known of a map without its numbers.
+
+    Attributes:
+        name: to be shown.
+        unit: of the values.
+        nothing: what black means.
+        outline: the color of the borders between the true labels.
+        log: the colors are those of log10; the statistics remain those of the values.
+    """
+
+    name: str
+    unit: str = ""
+    nothing: str = "off the edges"
+    outline: str = "black"
+    log: bool = False
+
+
+_KINDS = {
+    "cross_entropy": Kind("cross-entropy", "nats", "", "white"),
+    "same_side": Kind("same side", "nats"),
+    "other_side": Kind("other side", "nats"),
+    "edge": Kind("edge map", "nats"),
+    "distance": Kind("distance", "", "far", "white"),
+    "pixel_distance": Kind("distance", "px", "far", "white"),
+    "gradient": Kind("|gradient|", "", "zero", "white", log=True),
+    "region": Kind("|region gradient|", "", "zero", "white", log=True),
 }
 
 
@@ -43,21 +65,18 @@ class ColoredMap(NamedTuple):
 
     Attributes:
         key: of the map, as in :class:`edgeloss.LossMaps`.
-        name: to be shown.
+        kind: its name and more.
         stats: one line of text per image.
         raw: [B, h, w], as given.
         void: [B, h, w] bool, drawn gray.
         nothing: [B, h, w] bool, drawn black.
-        low: the lowest value of the color range.
+        low: the lowest value of the color range, of logarithms if the kind says so.
         high: the highest.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
-        outline: the color of the borders between the true labels.
-        unit: of the values.
-        log: the colors are those of log10, and so are ``low`` and ``high``.
     """
 
     key: str
-    name: str
+    kind: Kind
     stats: list[str]
     raw: _Array
     void: _Array
@@ -65,48 +84,43 @@ class ColoredMap(NamedTuple):
     low: float
     high: float
     extend: Extend
-    outline: str
-    unit: str
-    log: bool
 
     def values(self, index: int) -> np.ma.MaskedArray[Any, Any]:
         """Return what is colored of one image, masked where not finite."""
         raw = self.raw[index]
-        values = np.log10(np.maximum(raw, np.nextafter(0, 1))) if self.log else raw  # finite at 0, which is drawn black
-        return np.ma.array(values, mask=~np.isfinite(raw))
+        if self.kind.log:
+            return np.ma.array(np.log10(np.maximum(raw, np.nextafter(0, 1))), mask=~np.isfinite(raw))  # 0 is black
+        return np.ma.array(raw, mask=~np.isfinite(raw))
 
 
-def color_maps(
-    arrays: Arrays,
-    keys: Sequence[str],
-    distance: _Array | None = None,
-    mapped: Callable[..., Iterable[Any]] = map,
-) -> list[ColoredMap]:
+def color_maps(arrays: Arrays, keys: Sequence[str], mapped: Callable[..., Iterable[Any]] = map) -> list[ColoredMap]:
     """Return maps with their colors.
 
     Args:
         arrays: of the batch.
-        keys: of the maps; ``"region"``, the gradient of the region term, is left out if the term has no weight.
-        distance: [B, H, W], instead of that of the loss.
+        keys: of the maps, or ``gradient`` or ``region``; those that the arrays do not have are left out.
         mapped: a function like ``map``, to compute them with.
     """
+    values = arrays.maps | {"gradient": arrays.gradient}
+    values |= {} if arrays.region is None else {"region": arrays.region}
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
 
     def colored(key: str) -> ColoredMap:
-        if key in ("gradient", "region"):
-            return color_gradient(key, arrays.gradient if key == "gradient" else cast(Any, arrays.region), void)
-        if key == "cross_entropy":
-            return color_map(key, arrays.maps[key], ~void, void, np.zeros_like(void), unit="nats")
-        if key != "distance":
-            return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
-        raw = arrays.maps[key] if distance is None else distance  # the former in units of the spacing of the loss
-        # Infinite distances are drawn black: they mean no other label within the search radius.
-        far = np.isinf(raw)
-        unit = "" if distance is None else "px"
-        drawn = color_map(key, np.where(far, 0, raw), ~far & ~void, void, far & ~void, unit=unit)
-        return drawn._replace(raw=raw)
+        return color_layer(key, values[key], edges, void)
 
-    return list(mapped(colored, [key for key in keys if key != "region" or arrays.region is not None]))
+    return list(mapped(colored, [key for key in keys if key in values]))
+
+
+def color_layer(key: str, values: _Array, edges: _Array, void: _Array) -> ColoredMap:
+    """Return a map [B, h, w] with its colors; of gradients, edges and void [B, H, W] may be of a higher resolution."""
+    kind = _KINDS[key]
+    if kind.nothing == "zero":
+        return color_gradient(key, values, void)
+    if kind.nothing == "far":  # infinite: no other label within the search radius
+        far = np.isinf(values)
+        return color_map(key, values, ~far & ~void, void, far)
+    counted = edges if kind.nothing else ~void
+    return color_map(key, values, counted, void, ~counted & ~void)
 
 
 def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
@@ -115,20 +129,10 @@ def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
     if void.shape != norm.shape:
         # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
         void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & zero
-    return color_map(key, norm, ~void, void, zero & ~void, log=True)
+    return color_map(key, norm, ~void, void, zero & ~void)
 
 
-def color_map(
-    key: str,
-    values: _Array,
-    counted: _Array,
-    void: _Array,
-    nothing: _Array,
-    *,
-    outline: str = "white",
-    unit: str = "",
-    log: bool = False,
-) -> ColoredMap:
+def color_map(key: str, values: _Array, counted: _Array, void: _Array, nothing: _Array) -> ColoredMap:
     """Return a map with its statistics and the range of its colors.
 
     Mean, maximum and color range are computed over the finite values in ``counted``.
@@ -139,14 +143,11 @@ def color_map(
         counted: [B, h, w] bool, the pixels to measure.
         void: [B, h, w] bool, the pixels to draw gray.
         nothing: [B, h, w] bool, the pixels to draw black.
-        outline: the color of the borders between the true labels.
-        unit: of the values.
-        log: color log10 of the values; the statistics remain those of the values.
     """
-    stats, measured = [], []
-    for image, inside in zip(values, counted, strict=True):
+    kind, stats, measured = _KINDS[key], [], []
+    for image, inside, black in zip(values, counted, nothing, strict=True):
         finite = np.isfinite(image)
-        failed = finite.size - np.count_nonzero(finite)
+        failed = np.count_nonzero(~finite & ~black)
         numbers = image[inside & finite if failed else inside]
         measured.append(numbers)
         # Dividing first keeps the sum from overflowing.
@@ -154,8 +155,8 @@ def color_map(
         line = f"mean {mean:.3g} · max {numbers.max():.3g}" if numbers.size else "nothing to measure"
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
-    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), log)
-    return ColoredMap(key, _NAMES.get(key, key), stats, values, void, nothing, low, high, extend, outline, unit, log)
+    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log)
+    return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend)
 
 
 def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
@@ -195,7 +196,7 @@ def reduce_blocks(ufunc: np.ufunc, values: _Array, shape: tuple[int, ...]) -> _A
     """Reduce the last two axes to ``shape``, or leave those that are not longer: block by block, without a gap.
 
     Args:
-        ufunc: such as ``np.maximum``.
+        ufunc: such as ``np.maximum``, which may have a value twice.
         values: [..., H, W].
         shape: (h, w), at least 1.
 
@@ -207,8 +208,10 @@ def reduce_blocks(ufunc: np.ufunc, values: _Array, shape: tuple[int, ...]) -> _A
         [[1, 4]]
     """
     for axis, size in zip((-2, -1), shape, strict=True):
-        if size < (length := values.shape[axis]):
-            values = ufunc.reduceat(values, np.arange(size) * length // size, axis=axis)
+        if size < (length := values.shape[axis]):  # ufunc.reduceat takes ten times as long
+            ends = np.arange(size + 1) * length // size
+            places = (np.minimum(ends[:-1] + k, ends[1:] - 1) for k in range(-(-length // size)))
+            values = functools.reduce(ufunc, (values.take(place, axis) for place in places))
     return values
 
 
@@ -247,16 +250,47 @@ def color_bytes(color: npt.ArrayLike) -> npt.NDArray[np.uint8]:
     return np.asarray(np.rint(255 * np.asarray(color)), dtype=np.uint8)
 
 
-def rgb_images(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return the caller's images as [B, H, W, 3].
+class Look(NamedTuple):
+    """How a caller wants images to be shown.
 
-    Args:
-        image: [B, 3, H, W] or [3, H, W], or with one gray channel; floating in [0, 1] or uint8.
-        shape: (B, H, W) of the target.
+    Attributes:
+        images: [B, H, W, 3], or None.
+        names: of the classes.
+        colors: of the classes, [C, 3] in [0, 1].
+        title: of the figure or page.
+    """
+
+    images: npt.NDArray[np.uint8] | None
+    names: list[str]
+    colors: _Array
+    title: str | None
+
+
+def read_look(
+    arrays: Arrays,
+    image: Tensor | None,
+    class_names: Sequence[str] | None,
+    palette: Sequence[Any] | _Array | None,
+    title: str | None,
+) -> Look:
+    """Check the arguments of :func:`edgeloss.viz.panel` that are not of the loss.
 
     Raises:
-        ValueError: if the image has another shape or range.
+        TypeError: if the image is no tensor.
+        ValueError: if the image has another shape or range, or if there are too few names or colors.
     """
+    images = None if image is None else _rgb_images(image, arrays.target.shape)
+    colors = class_colors(palette, arrays.classes)
+    names = [str(c) for c in range(arrays.classes)] if class_names is None else [str(name) for name in class_names]
+    if len(names) < arrays.classes:
+        raise ValueError(
+            f"class_names: expected at least {arrays.classes} names, but got {len(names)}; pass one per class, or None"
+        )
+    return Look(images, names, colors, title)
+
+
+def _rgb_images(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the caller's images as [B, H, W, 3], of a target of ``shape``."""
     if not isinstance(image, Tensor):
         raise TypeError(f"image: expected a tensor, but got {hints.not_a_tensor('image', image)}")
     pictures = image[None] if image.ndim == 3 else image
@@ -298,17 +332,3 @@ def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array
     is_integer = [not isinstance(color, str) and np.asarray(color).dtype.kind in "iu" for color in palette]
     scaled = [tuple(np.asarray(c) / 255) if integer else c for c, integer in zip(palette, is_integer, strict=True)]
     return np.array([to_rgb(color) for color in scaled[:classes]])
-
-
-def class_labels(class_names: Sequence[str] | None, classes: int) -> list[str]:
-    """Return the caller's class names, or by default the class indices.
-
-    Raises:
-        ValueError: if there are too few names.
-    """
-    names = [str(c) for c in range(classes)] if class_names is None else [str(name) for name in class_names]
-    if len(names) < classes:
-        raise ValueError(
-            f"class_names: expected at least {classes} names, but got {len(names)}; pass one per class, or None"
-        )
-    return names

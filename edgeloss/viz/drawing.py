@@ -245,7 +245,7 @@ def _fill_map(figure: Figure, axes: Axes, box: Box, shape: tuple[int, ...], pict
     drawn.set_clip_path(axes.patch)
     axes.add_image(drawn)
     if (pixel := box[-1] / shape[0]) > _LINES_FROM:
-        draw_borders(axes, picture.borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
+        draw_borders(axes, picture.borders, colored.kind.outline, min(0.3 * 72 * pixel, 1.0))
     _mark(axes, np.ma.getmaskarray(values))
     _add_color_bar(figure, box, drawn, colored)
 
@@ -297,13 +297,13 @@ def _add_color_bar(figure: Figure, box: Box, drawn: AxesImage, colored: ColoredM
         orientation="horizontal",
         extend=colored.extend,
         extendfrac=_BAR / wide,
-        ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], integer=colored.log, min_n_ticks=1 if steps < 3 else 2),
-        format=FuncFormatter(lambda x, _: _power_of_ten(x) if colored.log else f"{x:.3g}"),
+        ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], integer=colored.kind.log, min_n_ticks=1 if steps < 3 else 2),
+        format=FuncFormatter(lambda x, _: _power_of_ten(x) if colored.kind.log else f"{x:.3g}"),
     )
     bar.outline.set(linewidth=0.5, edgecolor="0.4")
     axes.tick_params(labelsize=6.5, length=2, width=0.5, pad=1.5)
     unit = _in_figure(figure, (left + width - _UNIT + 0.04, bottom - _BAR_GAP - _BAR / 2, 0, 0))[:2]
-    axes.annotate(colored.unit, unit, xycoords="figure fraction", va="center", size=6.5, annotation_clip=False)
+    axes.annotate(colored.kind.unit, unit, xycoords="figure fraction", va="center", size=6.5, annotation_clip=False)
 
 
 def _power_of_ten(exponent: float) -> str:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
+from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, error_picture, picture_of_labels, reduce_blocks
-from edgeloss.viz.examined import Examined
 from edgeloss.viz.palette import NOTHING, VOID
 from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_figures, small_jpeg
 
@@ -124,14 +124,14 @@ def _card(item: Item, keys: Sequence[str], classes: int) -> pages.Part:
 
 
 def index_item(
-    name: str, examined: Sequence[Examined], images: Sequence[npt.NDArray[np.uint8] | None], link: str
+    name: str, examined: Sequence[Arrays], images: Sequence[npt.NDArray[np.uint8] | None], link: str
 ) -> Item:
     """Return what an index shows of a page; of several slices their mean figures, and the middle one."""
     total = functools.reduce(Scores.plus, (one.scores for one in examined))
     keys = examined[0].figures
     figures = {key: mean_of_present([one.figures[key] for one in examined]) for key in keys} | total.means
     middle = len(examined) // 2
-    arrays = examined[middle].arrays
+    arrays = examined[middle]
     picture = small_jpeg(error_picture(arrays.target[0], arrays.prediction[0], images[middle]))
     return Item(name, [figures], [total], {"": picture}, link)
 
@@ -140,7 +140,7 @@ def index_item(
 
 
 def compare_item(
-    name: str, image: npt.NDArray[np.uint8] | None, runs: Mapping[str, Examined], colors: npt.NDArray[Any]
+    name: str, image: npt.NDArray[np.uint8] | None, runs: Mapping[str, Arrays], colors: npt.NDArray[Any]
 ) -> Item:
     """Return an image under two networks, with its large pictures.
 
@@ -151,9 +151,9 @@ def compare_item(
         colors: [C, 3] in [0, 1].
     """
     before, after = runs
-    first, second = (one.arrays for one in runs.values())
+    first, second = runs.values()
     truth = first.target[0]
-    small = {f"{run}: wrong pixels": error_picture(truth, one.arrays.prediction[0], image) for run, one in runs.items()}
+    small = {f"{run}: wrong pixels": error_picture(truth, one.prediction[0], image) for run, one in runs.items()}
     small["difference"] = _difference(truth, first.prediction[0], second.prediction[0], image)
     edges, most = _edge_difference(truth, first.maps["edge"][0], second.maps["edge"][0])
     large = {} if image is None else {"image": image}
@@ -219,7 +219,8 @@ def _edge_difference(truth: _Array, first: _Array, second: _Array) -> tuple[npt.
     size = [max(1, round(length * min(1.0, _LARGE / max(change.shape)))) for length in change.shape]
     up, down = (reduce_blocks(np.maximum, np.nan_to_num(sign * change, nan=0.0), tuple(size)) for sign in (1, -1))
     strongest = np.where(up >= down, up, -down)
-    colors = CMAP_DIFFERENCE(0.5 + strongest / (2 * most), bytes=True)[..., :3]
+    brightness = np.sign(strongest) * np.sqrt(np.abs(strongest) / most)  # of small changes too
+    colors = CMAP_DIFFERENCE(0.5 + brightness / 2, bytes=True)[..., :3]
     colors[strongest == 0] = color_bytes(NOTHING)
     colors[reduce_blocks(np.logical_and, truth < 0, tuple(size))] = color_bytes(VOID)
     return colors, most

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import neighborhoods, reference
-from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import radius_per_axis
-
-_MOST_PAIRS = 2**22  # of an edge pixel and a neighbor at a time
+from edgeloss import reference
 
 
 class Neighbors(NamedTuple):
@@ -35,50 +29,37 @@ class Neighbors(NamedTuple):
     share: npt.NDArray[Any]
 
 
-def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
-    """Return the neighbors in bands of an image, in their order."""
-    return Neighbors(*(np.concatenate(values, -1) for values in zip(*parts, strict=True)))
-
-
 def find_neighbors(
-    x: Tensor, y: Tensor, valid: Tensor, edges: Tensor, distance: Tensor | None, loss: EdgeAwareLoss, count: int
-) -> Neighbors:
-    """Find out which neighbors the edge terms come from.
+    pairs: reference.Pairs, power: float, count: int, width: int
+) -> tuple[tuple[Tensor, Tensor], Neighbors | None]:
+    """Return the two edge terms of edge pixels, and which neighbors they come from.
 
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
-        x: [B, C, H, W], logits of at least two classes, of a band of rows.
-        y: [B, H, W] int64, the labels; anything at ignored pixels.
-        valid: [B, H, W] bool.
-        edges: [B, H, W] bool, the edge pixels whose neighbors to find.
-        distance: the map of that name; None without a decay.
-        loss: whose radius, power and decay are used.
-        count: T, the number of neighbors per edge pixel.
+        pairs: of the edge pixels and their neighbors.
+        power: of the means.
+        count: T, the number of neighbors per edge pixel; None are returned for 0.
+        width: of the image.
 
     Returns:
-        The neighbors, on the CPU.
+        The terms on the same side and the other side, [M] each, and the neighbors, on the CPU.
     """
-    log_w = neighborhoods.log_weights(distance, loss.decay)
-    radius = neighborhoods.clipped(radius_per_axis(loss.radius, 2), y.shape)
-    power = 0.0 if abs(loss.power) <= reference.NO_POWER else loss.power
-    centers = edges.flatten().nonzero().squeeze(1)
-    step = torch.zeros(2, count, len(centers), dtype=torch.int16, device=y.device)
-    table = x.new_full((2, *step.shape[1:]), torch.nan)
-    width, size = y.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
-    for first in range(0, len(centers), size):
-        mask = torch.zeros_like(edges)
-        mask.view(-1)[centers[first : first + size]] = True
-        pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = pairs.t.clone().requires_grad_()
-            share = -torch.autograd.grad(torch.cat(reference.side_terms(pairs, leaf, power)).sum(), leaf)[0]
-        order, rank = _largest(pairs, count)
-        center, n, t = pairs.center[pairs.row[order]], pairs.n[order], pairs.t[order]
-        place = first + pairs.row[order]
-        step[:, rank, place] = torch.stack([n // width - center // width, n % width - center % width]).short()
-        table[:, rank, place] = torch.stack([-t, share[order].to(t.dtype)])
-    return Neighbors(step.cpu().numpy(), *table.cpu().numpy())
+    if not count:
+        return reference.side_terms(pairs, pairs.t, power), None
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = pairs.t.clone().requires_grad_()
+        sides = reference.side_terms(pairs, leaf, power)
+        share = -torch.autograd.grad(torch.cat(sides).sum(), leaf)[0]
+    order, rank = _largest(pairs, count)
+    row, t = pairs.row[order], pairs.t[order]
+    center, n = pairs.center[row], pairs.n[order]
+    step = torch.zeros(2, count, len(pairs.center), dtype=torch.int16, device=t.device)
+    step[:, rank, row] = torch.stack([n // width - center // width, n % width - center % width]).short()
+    table = t.new_full((2, *step.shape[1:]), torch.nan)
+    table[:, rank, row] = torch.stack([-t, share[order].to(t.dtype)])
+    same_side, other_side = (side.detach() for side in sides)
+    return (same_side, other_side), Neighbors(step.cpu().numpy(), *table.cpu().numpy())
 
 
 def _largest(pairs: reference.Pairs, count: int) -> tuple[Tensor, Tensor]:

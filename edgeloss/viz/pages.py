@@ -17,14 +17,13 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from edgeloss.viz.coloring import CMAP
-from edgeloss.viz.packing import CODES
+from edgeloss.viz.packing import Code
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 
 Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
 _STYLES = ("base.css", "viewer.css")
-# Those of the viewer run last: they find its elements in the page.
-_SCRIPTS = ("base.js", "parts.js", "curves.js", "gallery.js", "page.js")
-_VIEWER = ("data.js", "drawing.js", "views.js", "sidebar.js", "filters.js", "viewer.js")
+# Those that follow page.js find its elements.
+_SCRIPTS = ["base", "parts", "curves", "gallery", "page", "data", "drawing", "views", "sidebar", "filters", "viewer"]
 _SPECIAL = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
 
 
@@ -56,7 +55,7 @@ def page(
         "links": [[text, file_link(name)] for text, name in (links or {}).items()],
         "parts": list(parts),
         "footer": " · ".join(filter(None, (f"edgeloss {version('edgeloss')}", footer))),
-        "codes": CODES,
+        "codes": {code.name: code.value for code in Code},
         "special": {name: to_hex(color) for name, color in _SPECIAL.items()},
         "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
     }
@@ -65,7 +64,7 @@ def page(
         css="".join(map(asset, _STYLES)),
         # A "<" could end the script element early.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        script="\n".join(map(asset, _SCRIPTS + _VIEWER)),
+        script="\n".join(asset(f"{name}.js") for name in _SCRIPTS),
     )
 
 

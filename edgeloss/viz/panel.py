@@ -14,13 +14,12 @@ from edgeloss.viz.arrays import Arrays, compute_arrays, gradient_norm
 from edgeloss.viz.coloring import (
     Color,
     ColoredMap,
-    class_colors,
-    class_labels,
+    Look,
     color_gradient,
     color_maps,
     error_picture,
     picture_of_labels,
-    rgb_images,
+    read_look,
 )
 from edgeloss.viz.drawing import NARROWEST_FIGURE, Picture, TextFigure, draw_figure, find_borders
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
@@ -94,36 +93,24 @@ def panel(
         >>> figure.savefig("panel.png")  # doctest: +SKIP
     """
     arrays = compute_arrays(logits, target, criterion)
-    return draw_panel(arrays, image, class_names, palette, title, terms=terms, contours=contours, width=width)
+    look = read_look(arrays, image, class_names, palette, title)
+    return draw_panel(arrays, look, terms=terms, contours=contours, width=width)
 
 
-def draw_panel(
-    arrays: Arrays,
-    image: Tensor | None,
-    class_names: Sequence[str] | None,
-    palette: Sequence[Any] | npt.NDArray[Any] | None,
-    title: str | None,
-    *,
-    terms: bool,
-    contours: bool,
-    width: float | None,
-) -> TextFigure:
+def draw_panel(arrays: Arrays, look: Look, *, terms: bool, contours: bool, width: float | None) -> TextFigure:
     """Draw the arrays of a batch; the other arguments are those of :func:`panel`."""
-    images = [None] * len(arrays.target) if image is None else rgb_images(image, arrays.target.shape)
-    colors = class_colors(palette, arrays.classes)
-    names = class_labels(class_names, arrays.classes)
     if width is not None and not width >= NARROWEST_FIGURE:
         raise ValueError(
             f"width: expected at least {NARROWEST_FIGURE:.2g} inches, but got {width}; pass 3.3 for a column, or None"
         )
     maps = color_maps(arrays, MAPS + TERMS * terms)
     blocks = []
-    for index, (truth, prediction, shown) in enumerate(zip(arrays.target, arrays.prediction, images, strict=True)):
+    for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
         borders = find_borders(truth) if contours else None
-        drawn = [Picture(one.name, one.stats[index], one, index, borders) for one in maps]
-        blocks.append(_pictures_of_labels(truth, prediction, shown, colors, borders) + drawn)
-    key = _key(arrays, maps, names, colors, has_image=image is not None)
-    return draw_figure(blocks, arrays.target.shape[1:], key, title=title, width=width)
+        image = None if look.images is None else look.images[index]
+        drawn = [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps]
+        blocks.append(_pictures_of_labels(truth, prediction, image, look.colors, borders) + drawn)
+    return draw_figure(blocks, arrays.target.shape[1:], _key(arrays, maps, look), title=look.title, width=width)
 
 
 def _pictures_of_labels(
@@ -147,9 +134,7 @@ def _pictures_of_labels(
     ]
 
 
-def _key(
-    arrays: Arrays, maps: Sequence[ColoredMap], names: Sequence[str], colors: _Array, *, has_image: bool
-) -> list[tuple[str, Color]]:
+def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look) -> list[tuple[str, Color]]:
     """Return the names and colors that occur, of very many classes those with the most pixels."""
     labels = np.concatenate([arrays.target.ravel(), arrays.prediction.ravel()])
     counts = np.bincount(labels[labels >= 0], minlength=arrays.classes)
@@ -158,7 +143,7 @@ def _key(
     wrong = (arrays.prediction != arrays.target) & (arrays.target >= 0)
     special = [
         (f"and {more} more", (1.0, 1.0, 1.0), more > 0),
-        ("right", RIGHT, not has_image and not wrong.all()),
+        ("right", RIGHT, look.images is None and not wrong.all()),
         ("wrong", WRONG, wrong.any()),
         ("ignored", VOID, (arrays.target < 0).any()),
         ("no edge, zero gradient", NOTHING, any(colored.nothing.any() for colored in maps)),
@@ -168,7 +153,7 @@ def _key(
             (arrays.prediction < 0).any() or any("not finite" in line for colored in maps for line in colored.stats),
         ),
     ]
-    key: list[tuple[str, Color]] = [(names[label], tuple(colors[label])) for label in most]
+    key: list[tuple[str, Color]] = [(look.names[label], tuple(look.colors[label])) for label in most]
     return key + [(name, color) for name, color, occurs in special if occurs]
 
 

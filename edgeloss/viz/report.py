@@ -14,15 +14,13 @@ from torch import Tensor
 
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import Arrays, Said, keep_silent, stack_arrays, workers
-from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, rgb_images
-from edgeloss.viz.examined import Examined, examine_images
-from edgeloss.viz.packing import LARGE, MAX_BYTES, Content, Precision, pack_images
-from edgeloss.viz.scores import FIGURES, Scores, mistakes, shown, shown_figures, sum_by_class, worst_places
+from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
+from edgeloss.viz.coloring import ColoredMap, Look, color_maps, read_look
+from edgeloss.viz.packing import MAX_BYTES, Precision, pack_images
+from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
-_LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
-_NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
+_LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "pixel_distance", "gradient", "region")
 
 
 def report(
@@ -78,47 +76,38 @@ def report(
         (True, False)
     """
     examined = examine_images(logits, target, criterion, details=True, said=said)
-    return draw_report(examined, criterion, image, class_names, palette, title, links=links, names=names, said=said)
+    look = read_look(stack_arrays(examined), image, class_names, palette, title)
+    return draw_report(examined, criterion, look, links=links, names=names, said=said)
 
 
 def draw_report(
-    examined: Sequence[Examined],
+    examined: Sequence[Arrays],
     criterion: EdgeAwareLoss | None,
-    image: Tensor | None,
-    class_names: Sequence[str] | None,
-    palette: Sequence[Any] | npt.NDArray[Any] | None,
-    title: str | None,
+    look: Look,
     *,
     links: Mapping[str, str] | None,
     names: Sequence[str] | None,
     said: Said,
 ) -> str:
     """Return the page about images that were examined with details; the other arguments are those of :func:`report`."""
-    arrays = stack_arrays([one.arrays for one in examined])
-    classes = class_labels(class_names, arrays.classes)
-    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
+    arrays = stack_arrays(examined)
+    colors = [to_hex(color) for color in look.colors]
     said("colors")
     with workers() as pool:
-        drawn = (
-            [] if image is None else [pool.submit(_picture_uri, one) for one in rgb_images(image, arrays.target.shape)]
-        )
-        abouts = [pool.submit(_about_image, one, classes, colors) for one in examined]
-        exact = [one.distance for one in examined if one.distance is not None]
-        distance = np.concatenate(exact) if len(exact) > 1 else exact[0] if exact else None
-        keys = [key for key in _LAYERS if key != "distance" or exact or key in arrays.maps]
-        layers = color_maps(arrays, keys, distance, pool.map)
-        pictures = [one.result() for one in drawn]
+        drawn = [None] * len(examined) if look.images is None else pool.map(_picture_uri, look.images)
+        abouts = [pool.submit(_about_image, one, look.names, colors) for one in examined]
+        layers = color_maps(arrays, _LAYERS, pool.map)
+        pictures = list(drawn)
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
-        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(map(len, pictures))
-        contents = [Content(one.arrays, layers, index) for index, one in enumerate(examined)]
-        packed, precision = pack_images(contents, room, pool)
+        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(len(picture or "") for picture in pictures)
+        packed, precision = pack_images(examined, layers, room, pool)
         images = [
             about.result()
             | numbers
             | {
                 "name": f"{index + 1} of {len(examined)}" if names is None else names[index],
-                "picture": pictures[index] if pictures else None,
+                "picture": pictures[index],
                 "layers": [_about_layer(layer, index) for layer in layers],
             }
             for index, (about, numbers) in enumerate(zip(abouts, packed, strict=True))
@@ -126,17 +115,17 @@ def draw_report(
     viewer = {
         "kind": "viewer",
         "loss": " ".join(str(EdgeAwareLoss() if criterion is None else criterion).split()),
-        "names": classes[: arrays.classes],
+        "names": look.names[: arrays.classes],
         "colors": colors,
         "images": images,
     }
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
-        "edgeloss report" if title is None else title,
+        "edgeloss report" if look.title is None else look.title,
         [viewer],
         subtitle=f"{size} pixels · {arrays.classes} classes",
         links=links,
-        footer=_footer(precision, [one.arrays for one in examined]),
+        footer=_footer(precision, examined),
     )
 
 
@@ -152,15 +141,15 @@ def _picture_uri(rgb: npt.NDArray[np.uint8]) -> str:
     return pages.data_uri(file.getvalue(), kind)
 
 
-def _about_image(examined: Examined, names: Sequence[str], colors: Sequence[str]) -> dict[str, Any]:
+def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> dict[str, Any]:
     """Return what the page shows next to the views."""
-    arrays, scores, target = examined.arrays, examined.scores, examined.arrays.target[0]
+    scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.tiles(shown_figures(examined.figures)),
-        "table": _table(arrays, scores, names, colors),
-        "pixels": {"valid": int(scores.pixels.sum()), "wrong": int((scores.pixels - scores.correct).sum())},
-        "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.pixels + scores.predicted).tolist()],
+        "tiles": pages.tiles(shown_figures(arrays.figures)),
+        "table": _table(arrays, names, colors),
+        "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
+        "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
         "mistakes": mistakes(target, arrays.prediction[0]),
         "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][0], target, arrays.prediction[0])},
     }
@@ -168,8 +157,8 @@ def _about_image(examined: Examined, names: Sequence[str], colors: Sequence[str]
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    about = {name: getattr(layer, name) for name in ("key", "name", "low", "high", "log", "unit", "extend")}
-    return about | {"stats": layer.stats[index], "nothing": _NOTHING.get(layer.key, "off the edges")}
+    about = {"key": layer.key, "low": layer.low, "high": layer.high, "extend": layer.extend}
+    return about | layer.kind._asdict() | {"stats": layer.stats[index]}
 
 
 def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:
@@ -180,9 +169,9 @@ def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:
     return f"{about} · {many}" if many else about
 
 
-def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> pages.Part:
+def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages.Part:
     """Return a row per class that occurs in the image."""
-    edges = arrays.maps["edge_mask"]
+    scores, edges = arrays.scores, arrays.maps["edge_mask"]
     on_edges = arrays.target[edges]
 
     def mean(labels: _Array, values: _Array) -> _Array:
@@ -207,9 +196,6 @@ def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequenc
         **{name.replace("_", " "): [shown(value, ".3f") for value in values] for name, values in means.items()},
         "share of edge loss": [shown(value, ".1%") for value in share],
     }
-    rows = [
-        ([names[k], colors[k]], *(cells[k] for cells in columns.values()))
-        for k in range(arrays.classes)
-        if scores.pixels[k] or scores.predicted[k]
-    ]
+    occurring = np.flatnonzero(scores.occurs).tolist()
+    rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]
     return pages.table(("class", *columns), rows, label="Scores and mean terms of each class")

@@ -21,15 +21,15 @@ _MISTAKES = 6  # the most frequent ones
 _PART = 2**20  # labels that are counted together: np.bincount copies them
 # Figures of an image by key: name, format, and whether the lowest is the worst, as of a score.
 FIGURES = {
-    "loss": ("loss", ".4g", False),
+    "loss": ("loss", "#.4g", False),
     "mean_iou": ("mean IoU", ".1%", True),
     "boundary_f1_1px": (f"boundary F1, {BORDER_RADIUS} px", ".1%", True),
     "pixel_accuracy": ("pixel accuracy", ".1%", True),
-    "cross_entropy": ("cross-entropy", ".4g", False),
-    "same_side": ("same side", ".4g", False),
-    "other_side": ("other side", ".4g", False),
-    "edge": ("edge loss", ".4g", False),
-    "region": ("region term", ".4g", False),
+    "cross_entropy": ("cross-entropy", "#.4g", False),
+    "same_side": ("same side", "#.4g", False),
+    "other_side": ("other side", "#.4g", False),
+    "edge": ("edge loss", "#.4g", False),
+    "region": ("region term", "#.4g", False),
     "edge_fraction": ("edge pixels", ".1%", False),
 }
 
@@ -38,28 +38,38 @@ class Scores(NamedTuple):
     """Counts of a prediction, which are added over images, and the scores that follow from them.
 
     Attributes:
-        pixels: [C] valid pixels of each class.
-        predicted: [C] valid pixels predicted as each class.
-        correct: [C] those of them that are right.
-        borders: [4, C] border pixels, as :func:`edgeloss.metrics.functional.boundary_f1_counts` returns them.
+        counts: [7, C], per class: valid pixels, valid pixels predicted as it, those of them that are right, and border
+            pixels as :func:`edgeloss.metrics.functional.boundary_f1_counts` returns them.
     """
 
-    pixels: _Array
-    predicted: _Array
-    correct: _Array
-    borders: _Array
+    counts: _Array
+
+    @property
+    def pixels(self) -> _Array:
+        """The number of valid pixels of each class."""
+        return np.asarray(self.counts[0])
+
+    @property
+    def wrong(self) -> int:
+        """The number of valid pixels predicted as another class."""
+        return int(self.counts[0].sum() - self.counts[2].sum())
+
+    @property
+    def occurs(self) -> npt.NDArray[np.bool_]:
+        """Whether each class occurs among labels or predictions."""
+        return np.asarray((self.counts[:2] > 0).any(0))
 
     @property
     def iou(self) -> _Array:
         """IoU of each class, nan for one that does not occur."""
+        pixels, predicted, correct, *_ = self.counts
         with np.errstate(invalid="ignore"):
-            return np.asarray(self.correct / (self.pixels + self.predicted - self.correct))
+            return np.asarray(correct / (pixels + predicted - correct))
 
     @property
     def boundary_f1(self) -> _Array:
         """Boundary F1 of each class within ``BORDER_RADIUS`` pixels, nan for a class without a border."""
-        counts = torch.from_numpy(self.borders)
-        return f1_from_counts(counts, "f1", "none", None, per_image=False).numpy()[: len(self.pixels)]
+        return f1_from_counts(torch.from_numpy(self.counts[3:]), "f1", "none", None, per_image=False).numpy()
 
     @property
     def means(self) -> dict[str, float]:
@@ -68,12 +78,15 @@ class Scores(NamedTuple):
         return {
             "mean_iou": mean_of_present(self.iou),
             "boundary_f1_1px": mean_of_present(self.boundary_f1),
-            "pixel_accuracy": float(self.correct.sum() / total) if total else math.nan,
+            "pixel_accuracy": float(self.counts[2].sum() / total) if total else math.nan,
         }
 
     def plus(self, other: Scores) -> Scores:
         """Return the counts over both; one of them may know fewer classes."""
-        return Scores(*(_sum(*both) for both in zip(self, other, strict=True)))
+        total = np.zeros(np.maximum(self.counts.shape, other.counts.shape), np.int64)
+        for counts in (self.counts, other.counts):
+            total[:, : counts.shape[1]] += counts
+        return Scores(total)
 
 
 def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
@@ -82,7 +95,7 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     Args:
         target: [B, H, W] labels, -1 at ignored pixels.
         prediction: [B, H, W] labels, -1 where a logit is nan, which counts as wrong.
-        classes: C, the number of classes.
+        classes: C ≥ 2, the number of classes.
 
     Returns:
         The scores.
@@ -93,16 +106,17 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
         [0.5, 0.5]
     """
     void = target < 0
-    labels = np.stack([prediction, target]).astype(np.int16 if classes < 2**15 else np.int32)  # narrow ones are faster
+    labels = np.empty((2, *target.shape), np.int16 if classes < 2**15 else np.int32)  # narrow ones are faster
+    labels[:] = prediction, target
     found, truth = labels
     found[void] = -1
     counts = [sum_by_class(values, classes) for values in (truth, found, np.where(truth == found, truth, -1))]
     failed = (found < 0) & ~void
     found[failed] = (truth[failed] + 1) % classes
     borders = boundary_f1_counts(
-        torch.from_numpy(labels), max(classes, 2), BORDER_RADIUS, class_agnostic=False, per_image=False
+        torch.from_numpy(labels), classes, BORDER_RADIUS, class_agnostic=False, per_image=False
     )
-    return Scores(counts[0], counts[1], counts[2], borders.numpy())
+    return Scores(np.stack([*counts, *borders.numpy()]))
 
 
 def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> _Array:
@@ -119,14 +133,6 @@ def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> 
     return total[1:]
 
 
-def _sum(first: _Array, second: _Array) -> _Array:
-    """Return the sum of two arrays, the shorter one followed by zeros along its last axis."""
-    total = np.zeros((*first.shape[:-1], max(first.shape[-1], second.shape[-1])), first.dtype)
-    total[..., : first.shape[-1]] += first
-    total[..., : second.shape[-1]] += second
-    return total
-
-
 def mean_of_present(values: Any) -> float:  # noqa: ANN401
     """Return the mean without nan, the score of a class that does not occur; nan if there is no other value."""
     present = [float(value) for value in values if not math.isnan(value)]
@@ -135,7 +141,7 @@ def mean_of_present(values: Any) -> float:  # noqa: ANN401
 
 def shown(value: float, form: str) -> str:
     """Return a number as text, a dash for nan."""
-    return "–" if math.isnan(value) else format(value, form)
+    return "–" if math.isnan(value) else format(value, form).rstrip(".")
 
 
 def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
@@ -182,7 +188,8 @@ def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dic
     rows, columns = losses.shape
     size = min(max(round(min(rows, columns) / 12), 8), 64)
     starts = [np.arange(0, length, size) for length in losses.shape]
-    sums = np.add.reduceat(np.add.reduceat(losses, starts[0], axis=0, dtype=np.float64), starts[1], axis=1)
+    lines = np.stack([losses[top : top + size].sum(0, dtype=np.float64) for top in starts[0]])  # faster than reduceat
+    sums = np.add.reduceat(lines, starts[1], axis=1)
     places: list[tuple[int, int]] = []
     order = np.argsort(-np.nan_to_num(sums, nan=np.inf), axis=None, kind="stable")
     for block in order[: np.count_nonzero(sums)]:

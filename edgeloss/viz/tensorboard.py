@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from edgeloss.reference import LossMaps
-from edgeloss.viz.coloring import color_map, map_to_rgb
+from edgeloss.viz.coloring import color_layer, map_to_rgb
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -52,14 +52,10 @@ def log_maps(
         if values is None or name == "edge_mask":
             continue
         array = _slices(values)
-        counted = np.ones_like(mask) if name == "cross_entropy" else mask
-        if name == "distance":  # inf means beyond the search radius
-            counted = np.isfinite(array)
-            array = np.where(counted, array, 0)
-        colored = color_map(name, array, counted, np.zeros_like(mask), ~counted)
+        colored = color_layer(name, array, mask, np.zeros_like(mask))
         if high is not None:
             colored = colored._replace(low=0.0, high=high)
-        finite = array[counted & np.isfinite(array)]
+        finite = array[~colored.nothing & np.isfinite(array)]
         if finite.size:
             writer.add_histogram(f"{tag}/{name}", finite, step)
         if array.size:

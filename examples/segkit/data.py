@@ -183,7 +183,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
 
 def normalize(image: Pixels) -> Tensor:
     """Convert RGB in 0..255, [H, W, 3], to float32 [3, H, W], normalized by `MEAN` and `STD`."""
-    return torch.from_numpy(np.ascontiguousarray(_standardize(_unit(image)).transpose(2, 0, 1)))
+    return torch.from_numpy(_standardize(_unit(image))).movedim(-1, 0).contiguous()
 
 
 def denormalize(image: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def _change_image(
 ) -> tuple[Pixels, Labels]:
     """Flip an image at random, and resize it to a random multiple of a size."""
     if rng.random() < augment.flip:
-        image, mask = image[:, ::-1], mask[:, ::-1]
+        image, mask = cv2.flip(image, 1), mask[:, ::-1]
     factor = rng.uniform(*augment.scale)
     # From the file's size to the final one in one step: resampling twice would blur the image.
     rows, columns = (max(1, round(length * factor)) for length in size)
@@ -231,7 +231,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
         return image
     # INTER_AREA averages when shrinking, but turns pixels into blocks when enlarging.
     smooth = cv2.INTER_AREA if height <= rows and width <= columns else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(np.ascontiguousarray(image), (width, height), interpolation=smooth), dtype=np.uint8)
+    return np.asarray(cv2.resize(image, (width, height), interpolation=smooth), dtype=np.uint8)
 
 
 def _resize_mask(mask: Labels, height: int, width: int) -> Labels:
@@ -243,7 +243,7 @@ def _resize_mask(mask: Labels, height: int, width: int) -> Labels:
     # 1/2, which moves borders by up to half a pixel, and its INTER_NEAREST_EXACT leaves ties to rounding.
     row = (2 * np.arange(height) + 1) * rows // (2 * height)
     column = (2 * np.arange(width) + 1) * columns // (2 * width)
-    return np.asarray(mask[row[:, None], column])
+    return mask.take(row, 0).take(column, 1)
 
 
 def _place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[slice, slice]:

@@ -61,13 +61,8 @@ class Batches:
         self, dataset: SegmentationDataset, batch_size: int, workers: int, trainer: Trainer, *, seed: int | None = None
     ) -> None:
         """Store the options."""
-        self.dataset, self.batch_size, self.workers, self.trainer, self.seed = (
-            dataset,
-            batch_size,
-            workers,
-            trainer,
-            seed,
-        )
+        self.dataset, self.batch_size, self.workers = dataset, batch_size, workers
+        self.trainer, self.seed = trainer, seed
         self.accumulate = 1 if seed is None else trainer.accumulate_grad_batches
         if seed is not None and batch_size < self.accumulate * trainer.world_size:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,10 +37,74 @@ def binary(one: list[list[float]]) -> Tensor:
     return logits_of(torch.stack([1 - p, p]))
 
 
-def test_cross_entropy() -> None:
+def kl(q: float, p: float) -> float:
+    return q * LN(q / p) + (1 - q) * LN((1 - q) / (1 - p))
+
+
+def both(q: float, p: float) -> float:
+    """Return the mean of KL in both directions."""
+    return (kl(q, p) + kl(p, q)) / 2
+
+
+SURE = torch.tensor([[[[100.0, -100.0]], [[-100.0, 100.0]]]])  # of class 0, then of class 1
+PAIR = logits_of(torch.tensor([[0.7, 0.1], [0.2, 0.5], [0.1, 0.4]])[:, None])
+RAMP = binary([[0.1, 0.3, 0.6, 0.8]] * 2)
+BY_HAND = [
     # -ln 0.25 and -ln 0.5 over the two valid pixels
-    loss = cross_entropy(binary([[0.25, 0.5, 0.9]]), torch.tensor([[[1, 0, VOID]]]), VOID)
-    torch.testing.assert_close(loss.item(), (LN(4) + LN(2)) / 2)
+    (
+        lambda *call, ignore_index: cross_entropy(*call, ignore_index),
+        binary([[0.25, 0.5, 0.9]]),
+        [1, 0, VOID],
+        LN(8) / 2,
+    ),
+    # Of class 0: p = .5, .25; t = 1, 0: 1 - 2 · .5 / (.75 + 1) = 3/7. Of class 1: p = .5, .75; t = 0, 1:
+    # 1 - 2 · .75 / (1.25 + 1) = 1/3. The void pixel is in neither.
+    (regions.dice, binary([[0.5, 0.75, 0.9]]), [0, 1, VOID], (3 / 7 + 1 / 3) / 2),
+    # p > .5 of class 1 is the last pixel, its label the last two. The field is the distance to the other side: of the
+    # prediction 3 2 1 1, of the labels 2 1 1 2, and squared together 13, 5, 2, 5. (p - t)² = .0625, .0625, .36, .01.
+    # Both classes have the same fields and the same errors.
+    (
+        regions.hausdorff,
+        binary([[0.25, 0.25, 0.4, 0.9]]),
+        [0, 0, 1, 1],
+        (13 * 0.0625 + 5 * 0.0625 + 2 * 0.36 + 5 * 0.01) / 4,
+    ),
+    # φ of class 0 is 0, 1, 2 and of class 1 1, 0, -1, where void is outside of both: it is 2 from class 0, but has no
+    # part. The mean over 2 × 2 entries: (p_0 φ_0 + p_1 φ_1) = .5 · 0 + .5 · 1 and .25 · 1 + .75 · 0.
+    (boundary, binary([[0.5, 0.75, 0.9]]), [0, 1, VOID], (0.5 + 0.25) / 4),
+    (boundary, SURE, [0, 1], 0),  # φ of the right class is 0 here, of the other one 1
+    (boundary, -SURE, [0, 1], 1 / 2),
+    # Three pixels in a row: the first pair has one label, the second has two, the third pixel's other neighbor is
+    # void. Both classes of two have the same KL, and each pair counts in both directions.
+    (affinity, binary([[0.2, 0.3, 0.6, 0.9]]), [0, 0, 1, VOID], 3 - both(0.3, 0.6) + both(0.2, 0.3)),
+    # Labels 0 and 1: the pair is an edge in the classes 0 and 1, but in class 2 both have "no".
+    (affinity, PAIR, [0, 1], 3 - (both(0.7, 0.1) + both(0.2, 0.5)) / 2 + both(0.1, 0.4)),
+    # Beyond doubt: q = 1, p = 1e-4 gives ln 1e4 and 1e-4 ln(1e-4) for the rest, more than the margin of 3.
+    (affinity, SURE, [0, 1], 0),
+    (affinity, SURE, [0, 0], LN(1e4) + 1e-4 * LN(1e-4)),
+    # Two rows, labels 0 0 1 1: responses of ±2 at the middle columns, to the right only. Those of p = .1 .3 .6 .8 are
+    # 2 (.6 - .1) = 1 and 2 (.8 - .3) = 1, so each of the entries has (2 - 1)². With void in the last column the third
+    # column's windows have some, and with it in the first column too, none is left.
+    (cpg, RAMP, [[0, 0, 1, 1]] * 2, 1),
+    (cpg, binary([[0.1, 0.3, 0.8, 0.8]] * 2), [[0, 0, 1, VOID]] * 2, 0.36),  # (2 - 2 · .7)²
+    (cpg, RAMP, [[VOID, 0, 1, VOID]] * 2, 0),
+]
+
+
+@pytest.mark.parametrize(("term", "logits", "labels", "value"), BY_HAND)
+def test_by_hand(term: Callable[..., Tensor], logits: Tensor, labels: list[Any], value: float) -> None:
+    target = torch.tensor(labels).view(1, -1, logits.shape[3])
+    loss = term(logits, target, ignore_index=VOID)
+    torch.testing.assert_close(loss.item(), float(value), rtol=1e-4, atol=1e-4)  # MONAI smooths by 1e-5
+
+
+def test_lovasz() -> None:
+    # Class 1: errors .5 at the false, .25 at the true pixel. Sorted, the Jaccard loss of {first} is 1 - 1/2 and of both
+    # 1: .5 · .5 + .25 · .5 = .375. Class 0: errors .5 (true), .25 (false): of {first} 1, of both 1: .5. The mean is
+    # .4375; the second image is void and has no part in it.
+    target = torch.tensor([[[0, 1, VOID]], [[VOID] * 3]])
+    loss = regions.lovasz(binary([[0.5, 0.75, 0.9]]).expand(2, -1, -1, -1), target, ignore_index=VOID)
+    torch.testing.assert_close(loss.item(), 0.4375)
 
 
 def test_edge_weighted_cross_entropy() -> None:
@@ -59,72 +124,11 @@ def test_edge_weighted_cross_entropy() -> None:
     torch.testing.assert_close(loss.item(), (15 * LN(2) + 5 * LN(4)) / 20)
 
 
-def test_dice() -> None:
-    # Of class 0: p = .5, .25; t = 1, 0: 1 - 2 · .5 / (.75 + 1) = 3/7. Of class 1: p = .5, .75; t = 0, 1:
-    # 1 - 2 · .75 / (1.25 + 1) = 1/3. The void pixel is in neither.
-    loss = regions.dice(binary([[0.5, 0.75, 0.9]]), torch.tensor([[[0, 1, VOID]]]), ignore_index=VOID)
-    torch.testing.assert_close(loss.item(), (3 / 7 + 1 / 3) / 2, atol=1e-4, rtol=0)  # MONAI smooths by 1e-5
-
-
-def test_lovasz() -> None:
-    # Class 1: errors .5 at the false, .25 at the true pixel. Sorted, the Jaccard loss of {first} is 1 - 1/2 and of both
-    # 1: .5 · .5 + .25 · .5 = .375. Class 0: errors .5 (true), .25 (false): of {first} 1, of both 1: .5. The mean is
-    # .4375; the second image is void and has no part in it.
-    logits = binary([[0.5, 0.75, 0.9]])
-    target = torch.tensor([[[0, 1, VOID]], [[VOID] * 3]])
-    loss = regions.lovasz(logits.expand(2, -1, -1, -1), target, ignore_index=VOID)
-    torch.testing.assert_close(loss.item(), 0.4375)
-
-
-def test_hausdorff() -> None:
-    # p > .5 of class 1 is the last pixel, its label the last two. The field is the distance to the other side: of the
-    # prediction 3 2 1 1, of the labels 2 1 1 2, and squared together 13, 5, 2, 5. (p - t)² = .0625, .0625, .36, .01.
-    logits = binary([[0.25, 0.25, 0.4, 0.9]])
-    loss = regions.hausdorff(logits, torch.tensor([[[0, 0, 1, 1]]]), ignore_index=VOID)
-    # Both classes have the same fields and the same errors.
-    torch.testing.assert_close(loss.item(), (13 * 0.0625 + 5 * 0.0625 + 2 * 0.36 + 5 * 0.01) / 4)
-
-
 def test_signed_distance() -> None:
     mask = torch.tensor([[[[0, 0, 1, 1, 1]], [[0, 0, 0, 0, 0]], [[1, 1, 1, 1, 1]]]]).bool()
     torch.testing.assert_close(signed_distance(mask)[0, :, 0], torch.tensor([[2.0, 1, 0, -1, -2], [0] * 5, [0] * 5]))
     corner = torch.tensor([[[[1, 0], [0, 0], [0, 0]]]]).bool()
     torch.testing.assert_close(signed_distance(corner)[0, 0, 2, 1].item(), math.sqrt(5))
-
-
-def test_boundary() -> None:
-    # φ of class 0 is 0, 1, 2 and of class 1 1, 0, -1, where void is outside of both: it is 2 from class 0, but has no
-    # part. The mean over 2 × 2 entries: (p_0 φ_0 + p_1 φ_1) = .5 · 0 + .5 · 1 and .25 · 1 + .75 · 0.
-    logits = binary([[0.5, 0.75, 0.9]])
-    loss = boundary(logits, torch.tensor([[[0, 1, VOID]]]), ignore_index=VOID)
-    torch.testing.assert_close(loss.item(), (0.5 + 0.25) / 4)
-    # Right and wrong beyond doubt: φ of class 1 is 2 1 0 -1, of class 0 -1 0 1 2.
-    target = torch.tensor([[[0, 0, 1, 1]]])
-    for right, value in ((True, -2), (False, 6)):
-        p = (target if right else 1 - target).float()
-        logits = 100 * (torch.stack([1 - p, p], 1) - 0.5)
-        torch.testing.assert_close(boundary(logits, target, ignore_index=VOID).item(), value / 8)
-
-
-def kl(q: float, p: float) -> float:
-    return q * LN(q / p) + (1 - q) * LN((1 - q) / (1 - p))
-
-
-def test_affinity() -> None:
-    # Three pixels in a row: the first pair has one label, the second has two, the third pixel's other neighbor is
-    # void. Both classes of two have the same KL, and each pair counts in both directions.
-    a, b, c = 0.2, 0.3, 0.6
-    loss = affinity(binary([[a, b, c, 0.9]]), torch.tensor([[[0, 0, 1, VOID]]]), ignore_index=VOID)
-    edge = (3 - kl(b, c) + 3 - kl(c, b)) / 2
-    torch.testing.assert_close(loss.item(), edge + (kl(a, b) + kl(b, a)) / 2)
-
-
-def test_affinity_of_a_third_class() -> None:
-    # Labels 0 and 1: the pair is an edge in the classes 0 and 1, but in class 2 both have "no".
-    p = torch.tensor([[0.7, 0.1], [0.2, 0.5], [0.1, 0.4]])[:, None]
-    loss = affinity(logits_of(p), torch.tensor([[[0, 1]]]), ignore_index=VOID)
-    edge = sum(3 - kl(*pair) for pair in ((0.7, 0.1), (0.1, 0.7), (0.2, 0.5), (0.5, 0.2))) / 4
-    torch.testing.assert_close(loss.item(), edge + (kl(0.1, 0.4) + kl(0.4, 0.1)) / 2)
 
 
 def test_relational() -> None:
@@ -135,15 +139,6 @@ def test_relational() -> None:
     torch.testing.assert_close(relational(logits, target, ignore_index=VOID), expected)
     void = torch.tensor([[[VOID, 1, 1]]])
     torch.testing.assert_close(relational(logits, void, ignore_index=VOID), -0.1 * torch.log(q12))
-
-
-def test_affinity_is_clipped() -> None:
-    # Beyond doubt: q = 1, p = 1e-4 gives ln 1e4 and 1e-4 ln(1e-4) for the rest, more than the margin of 3.
-    logits = 100.0 * torch.tensor([[[[1.0, -1.0]], [[-1.0, 1.0]]]])
-    assert affinity(logits, torch.tensor([[[0, 1]]]), ignore_index=VOID) == 0
-    # As the sum of both sides: of a pair that should agree, in either class and direction.
-    loss = affinity(logits, torch.tensor([[[0, 0]]]), ignore_index=VOID)
-    torch.testing.assert_close(loss.item(), LN(1e4) + 1e-4 * LN(1e-4))
 
 
 def test_predicted_border() -> None:
@@ -205,20 +200,6 @@ def test_sobel_is_a_convolution() -> None:
     torch.testing.assert_close(sobel(x), wanted)
 
 
-def test_cpg() -> None:
-    # Two rows, labels 0 0 1 1: responses of ±2 at the middle columns, to the right only. Those of p = .1 .3 .6 .8 are
-    # 2 (.6 - .1) = 1 and 2 (.8 - .3) = 1, so each of the entries has (2 - 1)².
-    logits = binary([[0.1, 0.3, 0.6, 0.8]] * 2)
-    target = torch.tensor([[[0, 0, 1, 1]] * 2])
-    torch.testing.assert_close(cpg(logits, target, ignore_index=VOID).item(), 1.0)
-    # With void in the last column the third column's windows hold some; with it in the first column none is left.
-    target[..., 3] = VOID
-    changed = binary([[0.1, 0.3, 0.8, 0.8]] * 2)  # (2 - 2 · .7)²
-    torch.testing.assert_close(cpg(changed, target, ignore_index=VOID).item(), 0.36)
-    target[..., 0] = VOID
-    assert cpg(logits, target, ignore_index=VOID) == 0
-
-
 def image_labels() -> Tensor:
     """Return the labels of two images with void; the second lacks one of the 3 classes."""
     target = torch.zeros(2, 24, 20, dtype=torch.int64)
@@ -246,9 +227,6 @@ def scene() -> tuple[Tensor, Tensor]:
     return 2 * torch.randn(2, 3, 24, 20), image_labels()
 
 
-every_recipe = pytest.mark.parametrize("name", list(RECIPES))
-
-
 def value_and_gradient(name: str, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     leaf = logits.clone().requires_grad_()
     labels = {"targets": LABELS[logits.dim() - 2].split(1), "num_classes": logits.shape[1]}
@@ -259,29 +237,21 @@ def value_and_gradient(name: str, logits: Tensor, target: Tensor) -> tuple[Tenso
     return loss.detach(), leaf.grad
 
 
-@every_recipe
-def test_recipes_learn(name: str, scene: tuple[Tensor, Tensor]) -> None:
-    logits, target = scene
-    loss, gradient = value_and_gradient(name, logits, target)
-    assert loss.isfinite()
-    assert gradient.isfinite().all()
-    better, _ = value_and_gradient(name, logits - 0.5 * gradient / gradient.norm(), target)
-    assert better < loss
-
-
-@every_recipe
-def test_ignored_pixels_do_not_count(name: str, scene: tuple[Tensor, Tensor]) -> None:
-    logits, target = scene
-    void = target == VOID
+@pytest.mark.parametrize(("name", "dims"), [(n, d) for n in RECIPES for d in (2, 3) if d == 2 or n not in FLAT])
+def test_recipes_learn_and_ignore_void(name: str, dims: int) -> None:
+    target = LABELS[dims]
+    logits, void = 2 * torch.randn(2, 3, *target.shape[1:]), target == VOID
     loss, gradient = value_and_gradient(name, logits, target)
     assert not gradient.masked_select(void[:, None]).any()
+    better, _ = value_and_gradient(name, logits - 0.5 * gradient / gradient.norm(), target)
+    assert better < loss
     other = torch.where(void[:, None], torch.randn_like(logits), logits)
     # The detached neighbors of active boundary loss are read whatever their label.
     if name != "abl":
         torch.testing.assert_close(value_and_gradient(name, other, target), (loss, gradient))
 
 
-@every_recipe
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("kind", ["all void", "one class", "sure of every label"])
 def test_extremes_are_finite(name: str, kind: str, scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
@@ -324,16 +294,6 @@ def test_balance_of_every_loss(name: str, scene: tuple[Tensor, Tensor]) -> None:
     assert not torch.isclose(balanced, loss(k=1e-9))  # the weights have an effect
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in FLAT])
-def test_recipes_learn_in_3d(name: str) -> None:
-    target = volume_labels()
-    logits = 2 * torch.randn(2, 3, *target.shape[1:])
-    loss, gradient = value_and_gradient(name, logits, target)
-    assert not gradient.masked_select((target == VOID)[:, None]).any()
-    better, _ = value_and_gradient(name, logits - 0.5 * gradient / gradient.norm(), target)
-    assert better < loss
-
-
 def test_schedules(scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
     ce = cross_entropy(logits, target, VOID)
@@ -368,11 +328,10 @@ def test_options() -> None:
     assert completed("ce", {}) == {}  # as before there were these options: runs keep their names
     assert completed("dice", {"k": 2}) == {"weight": 1.0, "k": 2.0, "class_balance": 0.0}
     assert completed("ours", {"decay": None, "radius": 2})["radius"] == 2
-    with pytest.raises(ValueError, match=r"loss: expected one of \['ce', .*\], but got 'focal'"):
-        completed("focal", {})
-    with pytest.raises(
-        ValueError, match=r"options of weighted: expected some of \['k', 'class_balance'\], but got 'weight'"
+    for name, options, kind, message in (
+        ("focal", {}, ValueError, r"loss: expected one of \['ce', .*\], but got 'focal'"),
+        ("weighted", {"weight": 1}, ValueError, r"expected some of \['k', 'class_balance'\], but got 'weight'"),
+        ("weighted", {"k": "four"}, TypeError, "option k of weighted: expected a number, but got 'four'"),
     ):
-        completed("weighted", {"weight": 1})
-    with pytest.raises(TypeError, match="option k of weighted: expected a number, but got 'four'"):
-        completed("weighted", {"k": "four"})
+        with pytest.raises(kind, match=message):
+            completed(name, options)

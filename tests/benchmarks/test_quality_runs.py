@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baselines.recipes import loss_title, make
-from quality.runs import Run, key_of, pick, read_plan, run_of, runs_of
+from baselines.recipes import make
+from doc_figures import FIGURES
+from quality.runs import Run, key_of, pick, read_plan, runs_of
 
 
-def test_slugs() -> None:
+def test_keys() -> None:
     run = Run("weighted", {}, 0)
-    assert run.slug == Run("weighted", {"k": 4}, 0, size=[180, 240]).slug  # 4 is the default
+    assert run.key == Run("weighted", {"k": 4}, 0, size=[180, 240]).key  # 4 is the default
     others = [Run("weighted", {"k": 2}, 0), Run("weighted", {}, 1), Run("ce", {}, 0), Run("weighted", {}, 0, epochs=2)]
     others += [
         Run("weighted", {}, 0, **settings) for settings in ({"held_out": True}, {"crops": 2}, {"contiguous": True})
     ]
-    assert len({run.slug, *(other.slug for other in others)}) == 8
+    assert len({run.key, *(other.key for other in others)}) == 8
 
 
-def test_names_of_earlier_checkpoints_stay() -> None:
-    old = {"epochs": 80, "size": (120, 160)}
-    assert Run("ce", {}, 0, **old).slug == "ce-seed0-a6341fc5"
-    assert Run("weighted", {"k": 12, "class_balance": 1}, 0, **old).slug == "weighted-seed0-f65d2168"
-    assert Run("ours", {"class_balance": 1}, 0, **old).slug == "ours-seed0-c5dd4b37"
-
-
-def test_rows_of_earlier_versions_have_options_and_settings_that_were_removed() -> None:
-    plain, penalized = (Run("module", {"false_edge_weight": weight}, 0) for weight in (0, 0.2))
-    assert plain == Run("module", {}, 0)
-    assert plain.title == loss_title("module", {"false_edge_weight": 0.0}) == "EdgeAwareLoss()"
-    assert plain.slug != penalized.slug
-    assert penalized.title == "EdgeAwareLoss() (false_edge_weight 0.2)"
-    with pytest.raises(ValueError, match=r"module: expected none that was removed, but got \['false_edge_weight'\]"):
-        make("module", penalized.options, 255)
-    row = {"run": {"loss": "ce", "options": {}, "seed": 0, "masks": "masks"}}
-    assert run_of(row) == Run("ce", {}, 0)
-    assert key_of(row) == f"{Run('ce', {}, 0).slug}-val"
+def test_rows_of_earlier_versions_are_told_apart_and_not_trained_again() -> None:
+    now, earlier = (Run("module", {"version": version}, 0) for version in (0, 0.2))
+    assert now == Run("module", {}, 0)
+    assert now.title == "EdgeAwareLoss()"
+    assert earlier.title == "EdgeAwareLoss() (version 0.2)"
+    assert now.key != earlier.key == key_of({"run": asdict(earlier)})
+    assert [now.is_earlier, earlier.is_earlier] == [False, True]
+    with pytest.raises(ValueError, match=r"module: expected none of an earlier version, but got \['version'\]"):
+        make("module", earlier.options, 255)
 
 
 def test_plan() -> None:
@@ -65,10 +58,12 @@ def test_list_of_plans() -> None:
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parents[2] / "configs").glob("quality*.yaml")), ids=lambda path: path.stem
 )
-def test_runs_of_a_plan_are_distinct_and_can_be_trained(path: Path) -> None:
+def test_runs_of_a_plan_are_distinct_and_shown_and_can_be_trained(path: Path) -> None:
+    pages = [page.read_text() for page in (path.parents[1] / "docs").glob("*.md")]
+    assert any(path.name in text for text in (*pages, *(figures.command for figures in FIGURES.values())))
     runs = read_plan(path)
-    assert len({run.slug for run in runs}) == len(runs)
-    for loss, options in {run.title: (run.loss, run.options) for run in runs}.values():
+    assert len({run.key for run in runs}) == len(runs)
+    for loss, options in {run.title: (run.loss, run.options) for run in runs if not run.is_earlier}.values():
         if not options.get("class_balance") and loss not in ("median_frequency", "logit_adjusted"):  # these read labels
             make(loss, options, 255)
 

@@ -1,160 +1,268 @@
-"""Input that cannot be used: one line that names it, and no file touched."""
+"""Input that cannot be used: one line that names it, exit code 2, and no file touched."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command_line import C, H, Run, W, arguments
+from command_line import C, H, Run, W, arguments, half_logits, mask_array
 from PIL import Image
 
-from edgeloss.cli.options import PALETTE_NAMES
+from edgeloss.cli.commands import PALETTE_NAMES
 from edgeloss.io import PALETTES
+
+Write = Callable[[Path], object]
 
 
 class Bomb:
     """An object whose unpickling creates a folder."""
 
-    def __init__(self, mark: Path) -> None:
-        """Store the folder to create."""
-        self.mark = mark
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Create the folder when unpickled."""
-        return os.mkdir, (str(self.mark),)
+        return os.mkdir, ("mark",)
 
 
-class Bad(NamedTuple):
-    """A file that cannot be used: how to write it to a path, and what the message says."""
-
-    name: str
-    write: Callable[[Path], object]
-    message: str
-
-
-def _image(array: np.ndarray[Any, Any]) -> Callable[[Path], object]:
+def image(array: np.ndarray[Any, Any]) -> Write:
     return lambda path: Image.fromarray(array).save(path)
 
 
-def _truncated(size: int) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(path.read_bytes()[:-size])
+def array(*shape: int, dtype: type = np.float32, value: float = 0) -> Write:
+    return lambda path: np.save(path, np.full(shape, value, dtype))
 
 
-def _array(*shape: int, dtype: type = np.float32) -> Callable[[Path], object]:
-    return lambda path: np.save(path, np.zeros(shape, dtype))
+def tensor(content: object) -> Write:
+    return lambda path: torch.save(content, path)
 
 
-def _objects(path: Path) -> np.ndarray[Any, Any]:
-    return np.array([Bomb(path.with_name("mark"))], dtype=object)
+def truncated(name: str, size: int) -> Write:
+    return lambda path: path.write_bytes(path.with_name(name).read_bytes()[:-size])
 
 
-NO_NUMBERS = "holds something other than numbers"
-NOT_READ = "pickled objects are not read"
-NO_IMAGE = "can't be read as an image"
-BAD_FILES = {
-    "pickled array": Bad("pred.npy", lambda path: np.save(path, _objects(path), allow_pickle=True), NO_NUMBERS),
-    "pickle": Bad("pred.npy", lambda path: path.write_bytes(pickle.dumps(_objects(path)[0])), NO_NUMBERS),
-    "pickle in an archive": Bad(
-        "pred.npz", lambda path: np.savez(path, logits=_objects(path), allow_pickle=True), NO_NUMBERS
-    ),
-    "pickle in a .pt": Bad("pred.pt", lambda path: torch.save({"logits": _objects(path)[0]}, path), NOT_READ),
-    "model in a .pt": Bad("pred.pt", lambda path: torch.save(torch.nn.Conv2d(1, 1, 1), path), NOT_READ),
-    "truncated array": Bad("pred.npy", _truncated(100), "is damaged"),
-    "empty array": Bad("pred.npy", lambda path: path.write_bytes(b""), "is damaged"),
-    "text": Bad(
-        "pred.npy",
-        lambda path: np.save(path, np.array(["sky"])),
-        "expected an array of real numbers, but got dtype <U3",
-    ),
-    "complex": Bad(
-        "pred.pt",
-        lambda path: torch.save(torch.zeros(C, H, W, dtype=torch.complex64), path),
-        "expected dense real numbers, but got complex64 [3, 24, 32]",
-    ),
-    "sparse": Bad(
-        "pred.pt",
-        lambda path: torch.save(torch.eye(H).to_sparse(), path),
-        "expected dense real numbers, but got float32 [24, 24], torch.sparse_coo",
-    ),
-    "two arrays": Bad(
-        "pred.npz",
-        lambda path: np.savez(path, a=np.zeros(3), b=np.zeros(3)),
-        "expected one array, or one named logits, pred,",
-    ),
-    "no pixel": Bad("pred.npy", _array(C, 0, W), "expected at least one pixel, but got float32 [3, 0, 32]"),
-    "volume": Bad("pred.npy", _array(2, C, H, W), "expected floating logits [C, H, W], but got float32 [2, 3, 24, 32]"),
-    "classes last": Bad("pred.npy", _array(H, W, C), "got 32 × 3; classes come first, [C, H, W]"),
-    "larger than the mask": Bad(
-        "pred.npy", _array(C, H + 1, W), "or the same picture in lower resolution, but got 25 × 32"
-    ),
-    "quantized logits": Bad(
-        "pred.npy",
-        _array(C, H, W, dtype=np.uint8),
-        "expected labels [H, W] or floating logits [C, H, W], but got uint8 [3, 24, 32]; store logits or probabilities"
-        " [C, H, W] in a floating dtype",
-    ),
-    "quantized tensor": Bad(
-        "pred.pt",
-        lambda path: torch.save(torch.zeros(C, H, W, dtype=torch.int8), path),
-        "but got int8 [3, 24, 32]; store logits",
-    ),
-    "void in int8": Bad(
-        "mask.npy",
-        lambda path: np.save(path, np.full((H, W), -1, np.int8)),
-        "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --remap -1:255",
-    ),
-    "missing": Bad("pred.npy", lambda path: path.unlink(), "no such file or folder"),
-    "colored mask": Bad(
-        "mask.png",
-        _image(np.full((H, W, 3), (200, 0, 0), np.uint8)),
-        "expected class indices, but got colors, (200, 0, 0) at [0, 0]; store indices, or name the palette"
-        " (edgeloss --palette)",
-    ),
-    "label out of range": Bad(
-        "mask.png",
-        _image(np.full((H, W), 7, np.uint8)),
-        "expected labels 0 to 2, or ignore_index=255, but got 7 at 768 pixels, first at [0, 0]",
-    ),
-    "truncated mask": Bad("mask.png", _truncated(30), NO_IMAGE),
-    "no mask": Bad("mask.png", lambda path: path.write_bytes(b"not an image"), NO_IMAGE),
-    "large image": Bad("a.png", _image(np.zeros((2000, 2000), np.uint8)), "expected at most 1000000 pixels"),
-    "image of another size": Bad("a.png", _image(np.zeros((H, W + 1), np.uint8)), "mask.png, but got 24 × 33"),
-    "deep image": Bad(
-        "a.png",
-        _image(np.zeros((H, W), np.uint16)),
-        "expected 8 bits per channel, but got an image of mode I;16",
-    ),
+def text(content: str) -> Write:
+    return lambda path: path.write_text(content)
+
+
+BOMB = np.array([Bomb()], dtype=object)
+NOT_FINITE = half_logits().index_fill(1, torch.tensor([3]), float("nan"))
+# Next to a.png, mask.png and pred.npy, which can be used, and to images/, masks/ and preds/ of a, b and c.
+FILES: dict[str, Write] = {
+    "pickled.npy": lambda path: np.save(path, BOMB, allow_pickle=True),
+    "pickle.npy": lambda path: path.write_bytes(pickle.dumps(BOMB[0])),
+    "pickled.npz": lambda path: np.savez(path, logits=BOMB, allow_pickle=True),
+    "pickled.pt": tensor({"logits": BOMB[0]}),
+    "model.pt": tensor(torch.nn.Conv2d(1, 1, 1)),
+    "truncated.npy": truncated("pred.npy", 100),
+    **{f"empty.{suffix}": text("") for suffix in ("npy", "npz", "pt", "png", "txt")},
+    "words.npy": lambda path: np.save(path, np.array(["sky"])),
+    "complex.pt": tensor(torch.zeros(C, H, W, dtype=torch.complex64)),
+    "sparse.pt": tensor(torch.eye(H).to_sparse()),
+    "several.npz": lambda path: np.savez(path, a=np.zeros(3), b=np.zeros(3)),
+    "no_pixel.npy": array(C, 0, W),
+    "volume.npy": array(2, C, H, W),
+    "classes_last.npy": array(H, W, C),
+    "large.npy": array(C, H + 1, W),
+    "quantized.npy": array(C, H, W, dtype=np.uint8),
+    "quantized.pt": tensor(torch.zeros(C, H, W, dtype=torch.int8)),
+    "int8.npy": array(H, W, dtype=np.int8, value=-1),
+    "nan.npy": lambda path: np.save(path, NOT_FINITE.numpy()),
+    "colors.png": image(np.full((H, W, 3), (200, 0, 0), np.uint8)),
+    "sevens.png": image(np.full((H, W), 7, np.uint8)),
+    "two.png": image(mask_array() == 1),
+    "three.png": image(mask_array() % 255),
+    "small.png": image(np.zeros((H // 4, W), np.uint8)),
+    "truncated.png": truncated("mask.png", 30),
+    "words.png": text("not an image"),
+    "pixels.png": image(np.zeros((2000, 2000), np.uint8)),
+    "wide.png": image(np.zeros((H, W + 1), np.uint8)),
+    "deep.png": image(np.zeros((H, W), np.uint16)),
+    "mask.jpg": image(np.zeros((H, W), np.uint8)),
+    "notes.txt": text("hello\n"),
+    "one_color.txt": text("0 1 2 3\n"),
+    "bright.txt": text("0 1 2 3\n1 256 0 0\n"),
+    "gap.txt": text("0 ground\n2 box\n"),
+    "others/z.png": image(mask_array()),
+    "incomplete/a.png": image(mask_array()),
+    "twice/a.npy": text(""),
+    "twice/a.pt": text(""),
+    "none/notes.txt": text(""),
+    "folder.png/notes.txt": text(""),
 }
 
+# By command, the words that can be used; those of a case come after them, and so replace their options.
+COMMANDS = {
+    "view": "view --pred pred.npy --mask mask.png -o out.png",
+    "compare": "compare pred.npy pred.npy --mask mask.png -o out.html",
+    "metrics": "metrics --pred pred.npy --mask mask.png --classes 3 -o out.csv",
+    "diagnose": "diagnose --pred pred.npy --mask mask.png --figure out.png",
+    "view of folders": "view --pred preds --mask masks -o new --format html",
+    "compare of folders": "compare preds preds --mask masks -o out.html",
+}
+NOT_NUMBERS = "is damaged, or holds something other than numbers; pickled objects are not read"
+NO_IMAGE = "can't be read as an image"
+SUFFIXES = "expected labels in one of .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth, but got"
+VOLUME = "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N"
 
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_bad_files_are_one_line_that_names_them(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
+# What every command says: of the mask, or of other words.
+EVERY = [
+    ("--mask no.png", "no.png: no such file or folder"),
+    ("--mask mask.jpg", f"mask.jpg: {SUFFIXES} .jpg"),
+    ("--mask notes.txt", f"notes.txt: {SUFFIXES} .txt"),
+    ("--mask empty.png", f"empty.png: {NO_IMAGE}"),
+    ("--mask empty.npy", f"empty.npy: {NOT_NUMBERS}"),
+    ("--mask truncated.png", f"truncated.png: {NO_IMAGE} (image file is truncated)"),
+    ("--mask small.png", "pred.npy: expected the 6 × 32 pixels of small.png, or the same picture in lower"),
+    ("--mask sevens.png", "sevens.png: expected labels 0 to 2, or ignore_index=255, but got 7 at 768 pixels, first"),
+    ("--mask colors.png", "colors.png: expected class indices, but got colors, (200, 0, 0) at [0, 0]; store"),
+    ("--mask colors.png --palette voc", "colors.png: expected colors of the palette, but got 1 unknown, such as (200"),
+    ("--mask quantized.npy", f"quantized.npy: expected integer labels [H, W], but got uint8 [3, 24, 32]{VOLUME}"),
+    ("--mask int8.npy", "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --remap -1:255"),
+    ("--mask several.npz", "several.npz: expected one array, or one named labels, label, mask,"),
+    ("--mask masks", "masks: expected only folders or only files, but got both, see pred.npy"),
+    ("--classes 1", "--classes: expected 2 to 32767 classes, but got 1; one logit has two"),
+    ("--classes 4", "pred.npy: expected 4 classes, but got 3; classes come first, [C, H, W]"),
+    ("--classes no.txt", "no.txt: no such file or folder"),
+    ("--classes notes.txt", "notes.txt, line 1: expected \"<index> <name>\", but got 'hello'"),
+    ("--classes gap.txt", "gap.txt, line 2: expected the indices of 2 classes to be 0 to 1"),
+    ("--classes empty.txt", "empty.txt: expected at least one class, but got none"),
+    ("--palette VOC", "VOC: expected a file, or one of ade20k, camvid, cityscapes, voc, but got neither"),
+    ("--palette mask.png", "mask.png: expected a text file in UTF-8"),
+    ("--palette bright.txt", 'bright.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),
+    ("--pred-kind probabilities", "pred.npy: expected probabilities in [0, 1] that sum to 1"),
+    ("--pred-kind labels", "pred.npy: expected integer labels [H, W], but got float32 [3, 12, 16]"),
+    ("--remap 1:2:3", "--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got '1:2:3'"),
+    ("--slice 4-2", "--slice: expected N or FIRST-LAST, but got '4-2'"),
+    ("--slice 1", "mask.png: expected labels [D, H, W] of a volume in one of .npy, .npz, .pt, .pth"),
+    ("--region 1", "mask.png: expected labels [C, H, W] of regions in one of .npy"),
+    ("--region lung", "or a name of --classes, but got 'lung'"),
+    ("--ignore-index void", "argument --ignore-index: invalid int value: 'void'; see edgeloss {command} --help"),
+    ("--maks mask.png", "unrecognized arguments: --maks mask.png; did you mean --mask?; see edgeloss {command} --help"),
+]
+# What some commands say: predictions, images, outputs, numbers and folders.
+SOME = {
+    "view": [
+        ("--pred no.npy", "no.npy: no such file or folder"),
+        ("--pred pickled.npy", f"pickled.npy: {NOT_NUMBERS}"),
+        ("--pred pickle.npy", f"pickle.npy: {NOT_NUMBERS}"),
+        ("--pred pickled.npz", f"pickled.npz: {NOT_NUMBERS}"),
+        ("--pred pickled.pt", f"pickled.pt: {NOT_NUMBERS}"),
+        ("--pred model.pt", f"model.pt: {NOT_NUMBERS}"),
+        ("--pred truncated.npy", f"truncated.npy: {NOT_NUMBERS}"),
+        ("--pred empty.npz", f"empty.npz: {NOT_NUMBERS}"),
+        ("--pred empty.pt", f"empty.pt: {NOT_NUMBERS}"),
+        ("--pred notes.txt", f"notes.txt: {SUFFIXES} .txt"),
+        ("--pred words.npy", "words.npy: expected an array of real numbers, but got dtype <U3"),
+        ("--pred complex.pt", "complex.pt: expected dense real numbers, but got complex64 [3, 24, 32]"),
+        ("--pred sparse.pt", "sparse.pt: expected dense real numbers, but got float32 [24, 24], torch.sparse_coo"),
+        ("--pred several.npz", "several.npz: expected one array, or one named logits, pred,"),
+        ("--pred several.npz --key c", "several.npz: expected an array named c, but got a, b"),
+        ("--pred no_pixel.npy", "no_pixel.npy: expected at least one pixel, but got float32 [3, 0, 32]"),
+        ("--pred volume.npy", f"expected floating logits [C, H, W], but got float32 [2, 3, 24, 32]{VOLUME}"),
+        ("--pred volume.npy --mask no.npy --slice 3", "no.npy: no such file or folder"),
+        ("--pred volume.npy --slice 3", "expected a volume [..., D, H, W] with slice 3 along D, but got [2, 3, 24"),
+        ("--pred classes_last.npy", "classes_last.npy: expected the 24 × 32 pixels of mask.png, or the same"),
+        ("--pred large.npy", "or the same picture in lower resolution, but got 25 × 32; classes come first"),
+        ("--pred quantized.npy", "but got uint8 [3, 24, 32]; store logits or probabilities [C, H, W] in a"),
+        ("--pred quantized.pt", "but got int8 [3, 24, 32]; store logits"),
+        ("--pred sevens.png --classes 3", "sevens.png: expected labels 0 to 2, but got 7 at 736 pixels, first at"),
+        ("--region 2 --mask volume.npy --pred quantized.npy", "expected [C, H, W] with class 2 to take, but got"),
+        ("--palette one_color.txt", "one_color.txt: expected 3 colors, but got none for class 1, 2"),
+        ("--image no.png", "no.png: no such file or folder"),
+        ("--image notes.txt", f"notes.txt: {NO_IMAGE} (cannot identify image file)"),
+        ("--image truncated.png", f"truncated.png: {NO_IMAGE}"),
+        ("--image words.png", f"words.png: {NO_IMAGE}"),
+        ("--image pixels.png", "pixels.png: expected at most 1000000 pixels"),
+        ("--image wide.png", "wide.png: expected 24 × 32 pixels as in mask.png, but got 24 × 33"),
+        ("--image deep.png", "deep.png: expected 8 bits per channel, but got an image of mode I;16"),
+        ("--image images", "images: expected only folders or only files, but got both, see pred.npy"),
+        ("-o out.gif", "out.gif: expected an output in one of .png, .pdf, .svg, .html, but got .gif"),
+        ("-o a.png/out.png", "a.png/out.png: expected a path in a folder that can be written to, but got one in"),
+        ("-o folder.png", "folder.png: expected a file to write to, but got a folder"),
+        ("-o mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
+        ("--image a.png -o a.png", "a.png: expected a path other than the inputs, but got one of them"),
+        ("--radius 0", "argument --radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got 0"),
+        ("--decay nan", "argument --decay: expected a finite number > 0, or None, but got nan; see edgeloss view"),
+        ("--edge-weight -1", "argument --edge-weight: expected a finite number ≥ 0, but got -1.0; see"),
+        ("--width 1", "argument --width: expected a number from 1.7 to 100, but got 1; see edgeloss view --help"),
+    ],
+    "compare": [
+        ("-o out.png", "out.png: expected an output in one of .html, but got .png"),
+        ("--names a a", "--names: expected two different names, but got a twice"),
+    ],
+    "metrics": [
+        ("--pred nan.npy", "nan.npy: expected finite values, but got 48 of 576 that are not; edgeloss diagnose"),
+        ("-o mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
+        ("-o a.png/out.csv", "a.png/out.csv: expected a path in a folder that can be written to, but got one in"),
+        ("--power 1", "unrecognized arguments: --power 1; see edgeloss metrics --help"),
+    ],
+    "diagnose": [
+        ("--figure mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
+        ("--figure out.gif", "out.gif: expected an output in one of .png, .pdf, .svg, but got .gif"),
+    ],
+    "view of folders": [
+        ("--mask mask.png", "mask.png: expected only folders or only files, but got both, see preds"),
+        ("--pred none", "none: expected .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth files, but got none"),
+        ("--mask others", "preds: expected names as in others, but got none that is in all folders"),
+        ("--mask others --skip-missing", "preds: expected names as in others, but got none that is in"),
+        ("--mask incomplete", "incomplete: expected a file for each name, but got none for b, c; pass"),
+        ("--pred twice", "twice/a.pt: expected one file per name, but got twice/a.npy too; rename one"),
+        ("-o a.png", "a.png: expected a folder to write to, but got a file"),
+    ],
+    "compare of folders": [
+        ("--mask incomplete", "incomplete: expected a file for each name, but got none for b, c; pass"),
+    ],
+}
+ALONE = [  # words that are no change of those above
+    ("compare preds twice --mask masks -o out.html", "twice/a.pt: expected one file per name, but got twice/a.npy too"),
+    ("compare preds no --mask masks -o out.html", "no: no such file or folder"),
+    ("compare preds pred.npy --mask masks -o out.html", "pred.npy: expected only folders or only files, but got both"),
+    ("compare three.png two.png --mask two.png -o out.html", "two.png: expected 3 classes as in three.png, but got 2;"),
+    ("view --mask mask.png", "the following arguments are required: --pred, --output/-o; see edgeloss view --help"),
+    ("draw", "argument COMMAND: invalid choice: 'draw' (choose from"),
+    ("", "the following arguments are required: COMMAND; see edgeloss --help"),
+]
+CASES = [
+    *((f"{COMMANDS[name]} {words}", message) for words, message in EVERY for name in [*COMMANDS][:4]),
+    *((f"{COMMANDS[name]} {words}", message) for name, rows in SOME.items() for words, message in rows),
+    *ALONE,
+]
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files that can be used, and with those that cannot."""
+    folder = tmp_path_factory.mktemp("bad")
+    Image.fromarray(np.full((H, W, 3), 90, np.uint8)).save(folder / "a.png")
+    Image.fromarray(mask_array()).save(folder / "mask.png")
+    np.save(folder / "pred.npy", half_logits().numpy())
+    for kind, source in {"images": "a.png", "masks": "mask.png", "preds": "pred.npy"}.items():
+        (folder / kind).mkdir()
+        for name in "abc":
+            shutil.copy(folder / source, (folder / kind / name).with_suffix(Path(source).suffix))
+    for name, write in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(("words", "message"), CASES)
+def test_what_cannot_be_used_is_one_line(
+    run: Run, bad: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)  # keeps the large image of the test small
-    bad = BAD_FILES[case]
-    path = folder / bad.name
-    bad.write(path)
-    assert (b"mkdir" in path.read_bytes() if path.exists() else False) == case.startswith("pickle")
-    pred = path if path.name.startswith("pred") else folder / "pred.npy"
-    output = folder / "panel.png"
-    output.write_bytes(b"from before")
-    mask = path if path.name.startswith("mask") else folder / "mask.png"
-    ran = run("view", "--pred", pred, "--mask", mask, "--image", folder / "a.png", "-o", output)
-    assert ran.code == 2
-    assert ran.err.startswith(f"edgeloss: error: {path}: ")
-    assert bad.message in ran.err
-    assert ran.err.count("\n") == 1
-    assert ran.out == ""
-    assert output.read_bytes() == b"from before"
-    assert not (folder / "mark").exists()
-    assert not list(folder.glob(".edgeloss*"))
+    monkeypatch.chdir(bad)
+    before = {path: path.is_file() and path.read_bytes() for path in bad.rglob("*")}
+    ran = run(*words.split())
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert ran.err.startswith("edgeloss: error: ")
+    assert message.replace("{command}", words.partition(" ")[0]) in ran.err
+    assert {path: path.is_file() and path.read_bytes() for path in bad.rglob("*")} == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
@@ -170,49 +278,6 @@ def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str)
         os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
         ran = run(*command)
         assert (ran.code, ran.err) == (2, f"edgeloss: error: {path}: expected a regular file, but got {kind}\n")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--radius", "0"], "radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got 0"),
-        (["--decay", "nan"], "decay: expected a finite number > 0"),
-        (["--classes", "1"], "--classes: expected 2 to 32767 classes, but got 1; one logit has two"),
-        (["--classes", "4"], "pred.npy: expected 4 classes, but got 3; classes come first"),
-        (["--classes", "none.txt"], "none.txt: no such file or folder"),
-        (["--palette", "mask.png"], "mask.png: expected a text file in UTF-8"),
-        (["--palette", "colors.txt"], "colors.txt: expected 3 colors, but got none for class 1, 2"),
-        (["--palette", "reds.txt"], 'reds.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),
-        (["--classes", "gap.txt"], "gap.txt, line 2: expected the indices of 2 classes to be 0 to 1"),
-        (["--pred-kind", "probabilities"], "pred.npy: expected probabilities in [0, 1] that sum to 1"),
-        (["--palette", "VOC"], "VOC: expected a file, or one of ade20k, camvid, cityscapes, voc, but got neither"),
-        (["--remap", "1:2:3"], "--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got '1:2:3'"),
-        (["--mask", "several.npz"], "several.npz: expected one array, or one named labels, label, mask,"),
-        (["--pred", "several.npz", "--key", "c"], "several.npz: expected an array named c, but got a, b"),
-        (["--pred-kind", "labels"], "pred.npy: expected integer labels [H, W], but got float32 [3, 12, 16]"),
-        (["-o", "panel.gif"], "panel.gif: expected an output in one of .png, .pdf, .svg, .html, but got .gif"),
-        (["-o", "a.png/panel.png"], "panel.png: can't be written (Not a directory)"),
-        (["-o", "folder.png"], "folder.png: expected a file to write to, but got something else"),
-        (["-o", "mask.png"], "mask.png: expected a path other than the inputs, but got one of them"),
-        (["--image", "."], "expected only folders or only files, but got both"),
-    ],
-)
-def test_bad_options_are_one_line(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
-) -> None:
-    (folder / "colors.txt").write_text("0 1 2 3\n")
-    (folder / "reds.txt").write_text("0 1 2 3\n1 256 0 0\n")
-    (folder / "gap.txt").write_text("0 ground\n2 box\n")
-    (folder / "folder.png").mkdir()
-    np.savez(folder / "several.npz", a=np.zeros((H, W)), b=np.zeros((H, W)))
-    monkeypatch.chdir(folder)
-    before = sorted(folder.rglob("*"))
-    ran = run("view", "--mask", "mask.png", "--pred", "pred.npy", "-o", "panel.png", *options)
-    assert ran.code == 2
-    assert ran.err.startswith("edgeloss: error: ")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
-    assert sorted(folder.rglob("*")) == before
 
 
 def test_palettes_are_known_without_importing_torch() -> None:

@@ -40,11 +40,7 @@ def line_of(function: Callable[..., Any], text: str) -> int:
     return first + next(i for i, line in enumerate(lines) if text in line)
 
 
-def levels(report: Report, level: str) -> list[Finding]:
-    return [finding for finding in report.findings if finding.level == level]
-
-
-def only(report: Report, level: str = "warning") -> Finding:
+def only(report: Report, level: str) -> Finding:
     """Return the single finding of a report."""
     (finding,) = report.findings
     assert finding.level == level

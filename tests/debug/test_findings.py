@@ -1,4 +1,4 @@
-"""Findings about finite values that are probably wrong."""
+"""Findings about finite values that are probably wrong, and calls of any loss: exceptions, modes and precisions."""
 
 from __future__ import annotations
 
@@ -9,36 +9,100 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from debug_losses import levels, only, scene
-from torch import nn
+from debug_losses import line_of, only, scene
+from torch import Tensor, nn
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.debug import diagnose
 
 
-def test_clean_losses_are_ok() -> None:
-    x, y = scene()
-    for loss_fn in (F.cross_entropy, nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5])), EdgeAwareLoss(decay=1.0)):
-        report = diagnose(loss_fn, x, y)
-        assert report.ok, report
-        assert not report.findings
-        assert report.origin is None
+def single_only(logits: Tensor, target: Tensor) -> Tensor:
+    if logits.dtype == torch.float64:
+        raise NotImplementedError("no kernel for float64")
+    return F.cross_entropy(logits, target)
+
+
+torch.manual_seed(0)
+X, Y = scene()
+SOFT = scene(19)[0].softmax(1)
+LARGE = X.index_put((torch.tensor(0),) * 4, torch.tensor(-7e4))
+VOID, ONE_IMAGE, STRANGE = Y.clone(), Y.clone(), Y.clone()
+VOID[0, 4:], ONE_IMAGE[1], STRANGE[0, 4:], STRANGE[0, 0, 0] = 255, 2, 255, 9
+OBJECT = torch.where(Y == 1, 255, 0)
+OVERLAP, OVERLAPS = torch.randn(2, 3, 8, 8), torch.arange(384).view(2, 3, 8, 8) % 2
+OVERLAPS[0, 1, 4:], OVERLAPS[1, 2] = 255, 0
+MULTILABEL, LOSS, CE = EdgeAwareLoss(multilabel=True, ignore_index=255), EdgeAwareLoss(), F.cross_entropy
+NO_PATH = "gradient: none, since no differentiable path leads from the logits to the loss."
+UNCHECKED = EdgeAwareLoss(ignore_index=255, validate="never")
+
+
+# A loss and its arguments; the level of the only finding, and parts of its message and of its advice.
+@pytest.mark.parametrize(
+    ("loss_fn", "logits", "target", "level", "message", "advice"),
+    [
+        (CE, SOFT, Y, "warning", "so they are probabilities", "before the softmax"),
+        (CE, SOFT.half(), Y, "warning", "so they are probabilities", "before the softmax"),
+        (CE, SOFT.bfloat16(), Y, "warning", "so they are probabilities", "before the softmax"),
+        (LOSS, X[:, :1].sigmoid(), Y, "warning", "look like probabilities", "before the sigmoid"),
+        (LOSS, X.sigmoid(), Y, "warning", "may be the output of a sigmoid", "before the sigmoid"),
+        (CE, LARGE, Y, "warning", "logits: up to 7e+04 in magnitude; float16 overflows at 65504.", "outside autocast"),
+        (UNCHECKED, X, STRANGE, "warning", "at 1 of 128 pixels: 9; first at [0, 0, 0]", "pass ignore_index"),
+        (LOSS, X, Y * 0 - 100, "warning", "target: no valid label, so there is nothing to learn from.", "data loader"),
+        (LOSS, X, ONE_IMAGE, "note", "target: no edge in images [1]; only their cross-entropy counts.", ""),
+        (MULTILABEL, OVERLAP, OVERLAPS, "note", "target: no edge in [image, class] [[1, 2]];", ""),
+        (UNCHECKED, X[:, :1], OBJECT, "warning", "target: only 0 and 255, which is ignored.", "Pass target == 255 as"),
+        (lambda x, y: F.relu(-x.abs()).sum(), X, Y, "warning", "gradient: 0 everywhere", "Look for a clamp"),
+        (lambda x, y: CE(x, y) * 1e-5, X.half(), Y, "warning", "underflow to 0 in float16", "GradScaler"),
+        (lambda x, y: (x.argmax(1) != y).sum(), X, Y, "warning", NO_PATH, "Look for argmax"),
+        (lambda x, y: x.detach().sum(), X, Y, "warning", NO_PATH, ".detach()"),
+        (lambda x, y: torch.ones(()), X, Y, "warning", NO_PATH, ""),
+        (lambda x, y: CE(x, y, reduction="none"), X, Y, "note", "loss: a map [2, 8, 8], summed for the gradient.", ""),
+        (lambda x, y: (CE(x, y), {"ce": 1.0}), X, Y, "note", "loss: the first tensor of the returned tuple.", ""),
+        (lambda x, y: {"loss": CE(x, y), "x": x}, X, Y, "note", "loss: the first tensor of the returned dict.", ""),
+        (lambda x, y: CE(x, y).item(), X, Y, "error", "TypeError: expected a loss that returns a tensor, but got", ""),
+        (single_only, X, Y, "note", "float64: failed; NotImplementedError: no kernel for float64", ""),
+    ],
+)
+def test_the_only_finding(loss_fn: Any, logits: Tensor, target: Tensor, level: str, message: str, advice: str) -> None:
+    report = diagnose(loss_fn, logits, target)
+    finding = only(report, level)
+    assert message in finding.message
+    assert advice in finding.advice
+    if message == NO_PATH:
+        assert report.gradient is None
+        assert report.to_dict()["gradient"] == "none"
+    elif "returned" in message and level == "note":
+        assert report.to_dict()["loss"]["float32"]["mean"] == pytest.approx(CE(X, Y).item())
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "logits", "target"),
+    [
+        (CE, X, Y),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5])), X, Y),
+        (EdgeAwareLoss(decay=1.0), X, Y),
+        (LOSS, X[:0], Y[:0]),
+        (nn.CrossEntropyLoss(ignore_index=255), X, VOID),
+        (functools.partial(CE, ignore_index=255), X, VOID),
+        (lambda x, y: CE(x, y, ignore_index=255), X, VOID),
+        (MULTILABEL, OVERLAP[:1], OVERLAPS[:1]),
+        (UNCHECKED, X[:, :1], OBJECT == 255),
+        (lambda x, y: 2e3 * x.square(), X.half(), Y),  # its sum overflows, but is not needed
+        (nn.BCEWithLogitsLoss(), X[:, :1], Y[:, None].float()),
+        (lambda x, ys: sum(F.mse_loss(x, y) for y in ys), X, [X * 2, X * 3]),
+        (CE, torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])),
+    ],
+)
+def test_good_calls_have_no_finding(loss_fn: Any, logits: Tensor, target: Any) -> None:
+    report = diagnose(loss_fn, logits, target)
+    assert report.ok
+    assert report.origin is None
+    assert all(finding.level == "note" for finding in report.findings)
+    if not report.findings:
         assert "All values are finite, and nothing looks wrong." in str(report)
-    assert diagnose(EdgeAwareLoss(), x[:0], y[:0]).ok
 
 
-def test_softmax_twice() -> None:
-    x, y = scene(19)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        finding = only(diagnose(F.cross_entropy, x.softmax(1).to(dtype), y))
-        assert "so they are probabilities" in finding.message
-        assert "before the softmax" in finding.advice
-    assert "look like probabilities" in only(diagnose(EdgeAwareLoss(), x[:, :1].sigmoid(), y)).message
-    assert "may be the output of a sigmoid" in only(diagnose(EdgeAwareLoss(), x.sigmoid(), y)).message
-    assert not diagnose(F.cross_entropy, torch.zeros(1, 1, 4, 4), torch.zeros(1, 4, 4, dtype=torch.int64)).findings[1:]
-
-
-@pytest.mark.parametrize("loss_fn", [F.cross_entropy, EdgeAwareLoss()])
+@pytest.mark.parametrize("loss_fn", [CE, LOSS])
 def test_labels_out_of_range(loss_fn: Any) -> None:
     x, y = scene()
     y[0, 4, 5], y[1, 0, 0], y[1, 0, 1] = 7, 255, 7
@@ -56,78 +120,20 @@ def test_labels_out_of_range(loss_fn: Any) -> None:
         report.figure()
 
 
-def test_ignored_labels_are_not_a_finding() -> None:
-    x, y = scene()
-    y[0, 4:] = 255
-    for loss_fn in (
-        nn.CrossEntropyLoss(ignore_index=255),
-        functools.partial(F.cross_entropy, ignore_index=255),
-        lambda x, y: F.cross_entropy(x, y, ignore_index=255),
-    ):
-        assert not diagnose(loss_fn, x, y).findings
-    assert not diagnose(F.cross_entropy, x, y, ignore_index=255).findings
-    y[0, 0, 0] = 9
-    finding = only(diagnose(EdgeAwareLoss(ignore_index=255, validate="never"), x, y))
-    assert "at 1 of 128 pixels: 9; first at [0, 0, 0]" in finding.message
-
-
 def test_labels_of_classes_that_overlap() -> None:
-    x = torch.randn(2, 3, 8, 8)
-    y = (torch.rand(x.shape) < 0.5).long()
-    y[0, 1, 4:] = 255
-    criterion = EdgeAwareLoss(multilabel=True, ignore_index=255)
-    assert not diagnose(criterion, x, y).findings
-    y[1, 2] = 0
-    assert only(diagnose(criterion, x, y), "note").message.startswith("target: no edge in [image, class] [[1, 2]];")
-    y[1, 0, 3, 2] = 7
+    labels = OVERLAPS.clone()
+    labels[1, 0, 3, 2] = 7
     message = "target: labels outside the classes 0 to 1 at 1 of 384 pixels: 7; first at [1, 0, 3, 2]."
-    assert message in [finding.message for finding in diagnose(criterion, x, y).findings]
-    y[1, 0, 3, 2] = 1
-    nan = torch.where(y == 255, torch.nan, x)  # where they are not read
-    assert not [finding for finding in diagnose(criterion, nan, y).findings if finding.message.startswith("gradient")]
-    messages = [
-        finding.message for finding in diagnose(EdgeAwareLoss(multilabel=True, ignore_index=None), x, y).findings
-    ]
+    assert message in [finding.message for finding in diagnose(MULTILABEL, OVERLAP, labels).findings]
+    nan = torch.where(OVERLAPS == 255, torch.nan, OVERLAP)  # where they are not read
+    assert not any(one.message.startswith("gradient") for one in diagnose(MULTILABEL, nan, OVERLAPS).findings)
+    findings = diagnose(EdgeAwareLoss(multilabel=True, ignore_index=None), OVERLAP, OVERLAPS).findings
     outside = "target: labels outside the classes 0 to 1 at 32 of 384 pixels: 255; first at [0, 1, 4, 0]."
-    assert outside in messages
-
-
-def test_nothing_to_learn_from() -> None:
-    x, y = scene()
-    finding = only(diagnose(EdgeAwareLoss(), x, torch.full_like(y, -100)))
-    assert finding.message == "target: no valid label, so there is nothing to learn from."
-    nan = diagnose(F.cross_entropy, x, torch.full_like(y, -100))
-    assert "a mean over nothing is 0 / 0" in nan.findings[0].advice
-    y[1] = 2
-    assert only(diagnose(EdgeAwareLoss(), x, y), "note").message.startswith("target: no edge in images [1];")
-
-
-def test_a_mask_of_0_and_255_whose_object_is_ignored() -> None:
-    mask = torch.zeros(1, 8, 8, dtype=torch.uint8)
-    mask[:, 2:5, 2:5] = 255
-    criterion, x = EdgeAwareLoss(ignore_index=255), torch.randn(1, 1, 8, 8)
-    finding = only(diagnose(criterion, x, mask))
-    assert finding.message == "target: only 0 and 255, which is ignored."
-    assert finding.advice.startswith("Pass target == 255 as the labels")
-    assert not diagnose(criterion, x, mask == 255).findings
-
-
-def test_gradients_that_are_dead_lost_or_missing() -> None:
-    x, y = scene()
-    assert "0 everywhere" in only(diagnose(lambda x, y: F.relu(-x.abs()).sum(), x, y)).message
-    lost = only(diagnose(lambda x, y: F.cross_entropy(x, y) * 1e-5, x.half(), y))
-    assert "underflow to 0 in float16" in lost.message
-    assert "GradScaler" in lost.advice
-    for loss_fn in (lambda x, y: (x.argmax(1) != y).sum(), lambda x, y: x.detach().sum(), lambda x, y: torch.ones(())):
-        report = diagnose(loss_fn, x, y)
-        assert only(report).message.startswith("gradient: none, since no differentiable path")
-        assert report.gradient is None
-        assert report.to_dict()["gradient"] == "none"
+    assert outside in [finding.message for finding in findings]
 
 
 def test_lost_digits() -> None:
-    x, y = scene()
-    report = diagnose(lambda x, y: ((x * 1e-3 + 1e4) - 1e4).square().mean(), x, y)
+    report = diagnose(lambda x, y: ((x * 1e-3 + 1e4) - 1e4).square().mean(), X, Y)
     assert report.ok
     assert [finding.message.split(" by ")[0] for finding in report.findings] == [
         "loss: differs from float64",
@@ -135,15 +141,135 @@ def test_lost_digits() -> None:
     ]
 
 
-def test_logits_beyond_half_precision() -> None:
-    x, y = scene()
-    x[0, 0, 0, 0] = -7e4
-    finding = only(diagnose(F.cross_entropy, x, y))
-    assert finding.message == "logits: up to 7e+04 in magnitude; float16 overflows at 65504."
+def test_non_finite_arguments() -> None:
+    weight = nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, math.inf]))  # class 2 does not occur
+    (warning,) = [finding for finding in diagnose(weight, X, Y).findings if finding.level == "warning"]
+    assert warning.message == "loss_fn.weight: 1 of 3 values (33.33%) are not finite: +inf 1; first at [2]."
+    target = diagnose(nn.MSELoss(), X, torch.full_like(X, math.nan)).findings[0]
+    assert target.message.startswith("target: 384 of 384 values (100.00%) are not finite")
+    assert "a mean over nothing is 0 / 0" in diagnose(CE, X, torch.full_like(Y, -100)).findings[0].advice
 
 
-def test_non_finite_weights_are_a_warning() -> None:
+# ------------------------------------------------------------------------------------------- how a loss is called
+
+WEIGHT = torch.tensor([1.0, 2.0, 0.5])
+
+
+class Stateful(nn.Module):
+    """Count calls, draw random numbers, and store float32 weights."""
+
+    def __init__(self) -> None:
+        """Start with no calls."""
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("weight", torch.tensor([1.0, 2.0, 0.5]))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        logits.sub_(logits.amax(1, keepdim=True).detach())
+        target[target == 1] = 2
+        return F.cross_entropy(F.dropout(logits), target, self.weight)
+
+
+def test_an_exception_is_reported_with_its_line() -> None:
+    def broken(logits: Tensor, target: Tensor) -> Tensor:
+        return F.nll_loss(logits.log_softmax(1), target[:, :2])
+
+    message = only(diagnose(broken, *scene()), "error").message
+    assert f"at tests/debug/test_findings.py:{line_of(broken, 'nll_loss')} `return F.nll_loss(" in message
+
+
+def test_an_exception_in_backward_is_reported_with_operation_and_line() -> None:
+    def overwritten(logits: Tensor, target: Tensor) -> Tensor:
+        p = logits.sigmoid()
+        loss = p.sum()
+        p.zero_()
+        return loss
+
+    report = diagnose(overwritten, *scene())
+    message = only(report, "error").message
+    assert message.startswith("gradient: RuntimeError: one of the variables needed for gradient computation")
+    assert f"in SigmoidBackward0 of tests/debug/test_findings.py:{line_of(overwritten, 'sigmoid')} " in message
+    assert report.gradient is None
+
+
+def test_arguments_and_state_are_unchanged() -> None:
     x, y = scene()
-    loss_fn = nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, math.inf]))
-    (loss_fn_warning,) = levels(diagnose(loss_fn, x, y), "warning")  # class 2 does not occur
-    assert loss_fn_warning.message == "loss_fn.weight: 1 of 3 values (33.33%) are not finite: +inf 1; first at [2]."
+    leaf = x.clone().requires_grad_()
+    loss_fn, state, dtype = Stateful(), torch.get_rng_state(), torch.get_default_dtype()
+    report = diagnose(loss_fn, leaf * 1, y)
+    assert report.ok
+    assert "not compared, since the loss draws random numbers" in only(report, "note").message
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_default_dtype() == dtype
+    assert not torch.is_anomaly_enabled()
+    assert leaf.grad is None
+    assert torch.equal(leaf, x)
+    assert (y == 1).any()
+    assert loss_fn.calls == 0
+    assert loss_fn.weight.dtype == torch.float32
+    loss_fn(leaf * 1, y.clone()).backward()  # with the same random numbers
+    assert leaf.grad is not None
+    assert report.gradient is not None
+    torch.testing.assert_close(report.gradient, leaf.grad)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_grad_modes(mode: Any) -> None:
+    with mode():
+        x, y = scene()
+        report = diagnose(EdgeAwareLoss(torch.ones(3)), x * 1, y)
+    assert report.ok
+    assert report.gradient is not None
+    assert report.gradient.any()
+
+
+# Their float32 constants and casts would raise in float64, or lose digits.
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda x, y: F.cross_entropy(x, y, WEIGHT),
+        lambda x, y: F.cross_entropy(x.float(), y, torch.ones(3, dtype=torch.float32)),
+        lambda x, y: F.cross_entropy(x.to(torch.float32) * torch.tensor([0.1, 0.2, 0.3])[:, None, None], y),
+        lambda x, y: torch.zeros(2, dtype=torch.float32).index_add_(0, torch.tensor([0, 1]), x.mean((1, 2, 3))).sum(),
+    ],
+)
+def test_float64_reaches_constants_and_casts(loss_fn: Any) -> None:
+    x, y = scene()
+    report = diagnose(loss_fn, x, y)
+    assert not report.findings
+    loss = report.to_dict()["loss"]
+    assert loss["float64"]["dtype"] == "float64"
+    assert loss["float64"]["mean"] != loss["float32"]["mean"]  # it has more digits
+    assert loss["float64"]["mean"] == pytest.approx(loss["float32"]["mean"], rel=1e-5)
+
+
+def test_a_gradient_of_another_shape_is_not_drawn() -> None:
+    report = diagnose(F.cross_entropy, torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0]))
+    with pytest.raises(ValueError, match=r"gradient: expected \[B, C, H, W\] or .*, but got \[5, 4\]"):
+        report.figure()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "logits", "message"),
+    [
+        (3, torch.zeros(1, 2, 4, 4), "loss_fn: expected a function or module, but got int"),
+        (torch.zeros(1, 2, 4, 4), F.cross_entropy, "but got Tensor; pass the loss first, diagnose"),
+        (F.cross_entropy, [1.0], "logits: expected a floating tensor, but got list"),
+        (
+            F.cross_entropy,
+            {"out": torch.zeros(1)},
+            r'floating tensor, but got dict; pass output\["out"\]',
+        ),
+        (
+            F.cross_entropy,
+            torch.zeros(1, 2, device="meta"),
+            "logits: expected a tensor with values, but got one on the meta",
+        ),
+        (F.cross_entropy, torch.zeros(1, 2).to_sparse(), "logits: expected a dense tensor, but got a sparse_coo one"),
+        (F.cross_entropy, torch.zeros(1, 2, 4, 4).long(), r"but got int64 \[1, 2, 4, 4\]"),
+    ],
+)
+def test_wrong_input(loss_fn: Any, logits: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        diagnose(loss_fn, logits, torch.zeros(1, 4, 4).long())

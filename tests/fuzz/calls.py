@@ -108,8 +108,8 @@ def make_case(row: Row, rng: Rng | None = None) -> Case:
     most = 4000 // pixels if multilabel else math.isqrt(row.get("logits_by_classes", 200_000) // pixels)
     channels = min(row["channels"], max(1, most))
     low = size
-    if row["resolution"] == "lower" and 0 not in size:
-        low = [int(rng.integers(1, n + 1)) for n in size]
+    if row["resolution"] == "lower":
+        low = [int(rng.integers(min(1, n), n + 1)) for n in size]
     elif row["resolution"] == "a third of the last":
         low = [*size[:-1], -(-size[-1] // 3)]
     options |= {"multilabel": multilabel, "upsample": row["resolution"] != "same"}
@@ -133,7 +133,7 @@ def make_case(row: Row, rng: Rng | None = None) -> Case:
     options["decay"] = row["decay"]
     options["distance"] = tensor([*y.shape], row["decay"] * row["distance"]) if has_field else None
     least, most = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
-    fits = {torch.uint8: least >= 0, torch.bool: multilabel and least >= 0 and most <= 1}.get(row["target"], True)
+    fits = {torch.uint8: least >= 0, torch.bool: least >= 0 and most <= 1}.get(row["target"], True)
     is_map = row["reduction"] == "none"
     upstream = torch.from_numpy(rng.standard_normal(y.shape)) if is_map else torch.tensor(row["upstream"])
     return Case(

@@ -37,9 +37,7 @@ AT_ONCE = 40  # calls of a process between two messages
 # The kernels of GPUs, in Triton's interpreter, which reads it where they are defined.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
-Key = tuple[str, str, str]  # dtype of the logits, whether the region term takes part, backend
-Row = tuple[Key, dict[str, float], list[str]]  # of a call and a backend: the errors, and what failed
-Table = dict[Key, dict[str, float]]  # the numbers of calls and failures, and the largest errors
+Errors = dict[str, float]  # the largest, of each kind of result
 
 
 # ------------------------------------------------------------------------------------------------------- the comparison
@@ -51,9 +49,9 @@ def solved(number: int) -> tuple[Case, Answer]:
     return case, case.answer()
 
 
-def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
-    """Run a call on some backends; return for each its row of the table, its errors, and what failed."""
-    (case, answer), rows = solved(number), []
+def check(number: int, backends: Sequence[Backend] = BACKENDS) -> tuple[Errors, list[str]]:
+    """Run a call on some backends; return its errors, and what failed."""
+    (case, answer), largest, failed = solved(number), dict.fromkeys(KINDS, 0.0), []
     limit = LIMITS[case.upstream.dtype]
     library.interprets = INTERPRETED
     for backend in backends:
@@ -62,12 +60,12 @@ def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
             found = run(asked, answer.is_read, partial(edge_aware_loss, backend=backend))
             by_torch = backend == "reference" or case.options["reduction"] == "none"
             errors = compare(case, answer, found, by_torch=by_torch)
-            failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]
+            reasons = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]
         except Exception as error:  # every one is a failure of this call
-            errors, failed = {}, [f"{type(error).__name__}: {error}"]
-        key = str(case.x.dtype)[6:], "yes" if answer.has_regions else "no", backend
-        rows.append((key, errors, [f"--number {number}, {backend}: {reason}" for reason in failed]))
-    return rows
+            errors, reasons = {}, [f"{type(error).__name__}: {error}"]
+        largest |= {kind: max(largest[kind], e) for kind, e in errors.items()}
+        failed += [f"--number {number}, {backend}: {reason}" for reason in reasons]
+    return largest, failed
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -76,49 +74,28 @@ def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
 def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int) -> int:
     """Run numbers until there are enough, of them or of failures, or the time is over; return the exit status."""
     start = shown = time.monotonic()
-    number, failed, table = first, 0, {}
+    number, failed, largest = first, 0, dict.fromkeys(KINDS, 0.0)
 
     def progress() -> str:
         seconds, done = time.monotonic() - start, number - first
-        worst = ", ".join(f"{kind} {max((row[kind] for row in table.values()), default=0):.2g}" for kind in KINDS)
+        worst = ", ".join(f"{kind} {error:.2g}" for kind, error in largest.items())
         return f"{seconds:.0f} s: {done:,} calls, {done / seconds:.0f}/s, {failed} failed, next {number}; worst {worst}"
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # in the background, a shell ignores Ctrl-C
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=start_process) as pool:
         try:
             while number < first + count and failed < failures and time.monotonic() - start < 60 * minutes:
-                for rows in pool.map(check, range(number, int(min(first + count, number + jobs * AT_ONCE)))):
-                    number, failed = number + 1, failed + add(table, rows)
+                for errors, reasons in pool.map(check, range(number, int(min(first + count, number + jobs * AT_ONCE)))):
+                    number, failed = number + 1, failed + bool(reasons)
+                    largest = {kind: max(error, errors[kind]) for kind, error in largest.items()}
+                    print(*reasons, sep="\n", end="\n" * bool(reasons), flush=True)
                 if time.monotonic() - shown > 10:
                     shown = time.monotonic()
                     print(progress(), flush=True)
         except KeyboardInterrupt:
             print("fuzz.py: interrupted; the figures so far:", file=sys.stderr)
-    print(as_markdown(table), progress(), sep="\n")
+    print(progress())
     return int(failed > 0)
-
-
-def add(table: Table, rows: list[Row]) -> bool:
-    """Add the rows of a call to a table, print what failed, and return whether something did."""
-    for key, errors, failed in rows:
-        row = table.setdefault(key, dict.fromkeys(["calls", "failed", *KINDS], 0))
-        row |= {"calls": row["calls"] + 1, "failed": row["failed"] + bool(failed)}
-        row |= {kind: max(row[kind], error) for kind, error in errors.items()}
-        for reason in failed:
-            print(reason, flush=True)
-    return any(failed for *_, failed in rows)
-
-
-def as_markdown(table: Table) -> str:
-    """Return the table with the largest errors."""
-    lines = [
-        "logits | regions | backend | calls | failed | loss | terms | gradient | maps",
-        "--- | --- | ---" + " | ---:" * 6,
-    ]
-    for key, row in sorted(table.items()):
-        counts = [f"{row[name]:,}" for name in ("calls", "failed")]
-        lines.append(" | ".join([*key, *counts, *(f"{row[kind]:.2g}" for kind in KINDS)]))
-    return "\n".join(f"| {line} |" for line in lines)
 
 
 def start_process() -> None:
@@ -137,14 +114,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="how long to run; default: no limit")
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each; default: %(default)s")
     parser.add_argument("--failures", type=int, default=5, help="stop after so many; default: %(default)s")
-    arguments, table = vars(parser.parse_args()), {}
+    arguments = vars(parser.parse_args())
     number = arguments.pop("number")
     if number is None:
         return fuzz(**arguments)
-    print(solved(number)[0])
-    failed = add(table, check(number))
-    print(as_markdown(table))
-    return int(failed)
+    errors, reasons = check(number)
+    print(solved(number)[0], f"worst: {errors}", *reasons, sep="\n")
+    return int(bool(reasons))
 
 
 if __name__ == "__main__":

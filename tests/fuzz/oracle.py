@@ -191,8 +191,9 @@ class Regions:
         scale = 2 * known - doubled  # H - f
         self.has_term = scale > LEAST_KNOWN
         scale, limit = np.where(self.has_term, scale, np.inf), np.where(self.has_term, np.trace(zz, 0, 1, 2), 1)
-        if rng is not None:
-            zz, qq, zq = (m * (1 + d * SUMS * rng.uniform(-1, 1, m.shape)) for m in (zz, qq, zq))
+        if rng is not None:  # those of q may come from z and r = z - q
+            size = np.abs(zz) + np.abs(zz - zq - zq.swapaxes(1, 2) + qq)
+            zz, qq, zq = (m + d * SUMS * s * rng.uniform(-1, 1, m.shape) for m, s in ((zz, zz), (qq, size), (zq, size)))
             zz, qq = ((m + m.swapaxes(1, 2)) / 2 for m in (zz, qq))
         contrast = np.trace(qq, 0, 1, 2) / limit
         qq = qq + np.maximum(1, contrast)[:, None, None] * identity
@@ -201,12 +202,13 @@ class Regions:
         back = best.swapaxes(1, 2) @ precision
         noise = (NOISE * np.trace(back @ best, 0, 1, 2) / limit)[:, None, None] * qs
         is_higher = contrast > 1 + WIDE(1e-12 if rng is None else -1e-12)  # roundings decide where it is 1
-        slopes = -back @ (zs - best @ qs) + is_higher[:, None, None] * noise
+        of_residual, noise = -back @ (zs - best @ qs), is_higher[:, None, None] * noise
+        slopes = of_residual + noise
         self.value = (left + known - doubled) / scale
         summed = np.abs(zz) + np.abs(best) @ np.abs(qq) @ np.abs(best).swapaxes(1, 2)
         self.rounding = ((np.abs(precision) * summed).sum((1, 2)) - d * np.log(NOISE)) / scale
         sizes = np.abs(back) @ (np.abs(zs) + np.abs(best) @ np.abs(qs)) + np.abs(noise)
-        sizes = sizes + self.rounding[:, None, None] * np.abs(slopes)
+        sizes = sizes + self.rounding[:, None, None] * (np.abs(of_residual) + np.abs(noise))
         self.slopes, self.sizes = (places.to_pixels(v / scale[:, None, None]) for v in (slopes, sizes))
 
 
@@ -230,7 +232,8 @@ class Image:
         self.w = self.v * o["weight"][self.y]
         self.softmax = Softmax(*self.interpolate(x, valid))
         smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
-        share = ((1 - smoothing) * self.one_hot + smoothing / self.classes) * o["weight"] * self.valid[:, None]
+        self.spread = smoothing / self.classes * o["weight"] * self.valid[:, None]
+        share = (1 - smoothing) * self.one_hot * o["weight"] + self.spread
         self.many = max(1, self.classes / FEW)
         unit = share * (1 + nll + self.softmax.rounding) * self.many
         self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
@@ -303,17 +306,18 @@ class Image:
         if not self.o["region_weight"] or min(self.size) <= POOL * (SIDE - 1) or not may_have.any():
             return
         eps, rng, places, sees = self.kind.eps, np.random.default_rng(0), Places(self.size), self.valid[:, None]
-        right, spread = Regions(places, self.one_hot, self.softmax.p * sees), 0
+        right, moved, spread = Regions(places, self.one_hot, self.softmax.p * sees), 0, 0
         for _ in range(TRIALS):
             noise = rng.uniform(-eps, eps, self.one_hot.shape) * self.softmax.depth
             p = Softmax(self.softmax.x + noise, 0).p * sees
-            off = Regions(places, self.one_hot, p, rng, eps).slopes - right.slopes
-            spread = np.maximum(spread, np.abs(off * sees).max(0) / eps)
+            trial = Regions(places, self.one_hot, p, rng, eps)
+            moved = np.maximum(moved, np.abs(trial.value - right.value) / eps)
+            spread = np.maximum(spread, np.abs((trial.slopes - right.slopes) * sees).max(0) / eps)
         has_term = right.has_term & may_have
         value, rounding, sums = right.value[has_term], right.rounding[has_term].sum(), SUMS / eps
         self.count, self.slopes = len(value), right.slopes * has_term * sees
         self.slope_sizes = np.abs(self.slopes) + (spread + right.sizes * sums) * has_term * sees
-        unit = self.count + np.abs(value).sum() + rounding * sums
+        unit = self.count + np.abs(value).sum() + moved[has_term].sum() + rounding * sums
         parts = (self.softmax.depth, self.softmax.p), (1, self.softmax.p * self.softmax.depth)
         unit += self.sum_by_logits(np.abs(self.slopes), *parts).sum()
         self.region = np.array([value.sum(), unit])
@@ -354,10 +358,12 @@ class Image:
         others = of_others(p)
         through, kept = p * np.stack([*map(of_others, toward)]), toward * others
         result = through[0] - kept[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
-        of_p = through[1] + kept[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
+        slopes = np.abs(self.slopes) + self.kind.eps * self.slope_sizes
+        of_p = through[1] + kept[1] + away[1] + rest[1] + size * self.sum_by_logits(slopes, (1, p))
         # 1 - p of the label passes through a sum, a logarithm and an exponential, which are rounded too.
         unit = 4 * toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
         unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
+        unit += np.abs(ce)[:, None] * self.many * self.spread * (1 + depth)  # of smoothing, it is p - 1
         lost = np.where(p < self.least, of_p, 0) + np.where(others < self.least, kept[1], 0)
         lost += (same_0 + other_0).sum(1, keepdims=True)
         lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))

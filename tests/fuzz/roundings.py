@@ -134,6 +134,9 @@ def compare(case: Case, answer: Answer, found: dict[str, Any], *, by_torch: bool
         errors[kind] = 0.0 if is_right else math.inf
         for name in right.keys() & values.keys():
             value, (exact, unit) = values[name].double().numpy(), right[name]
+            if value.shape != np.shape(exact):
+                errors[kind] = math.inf
+                continue
             unit = unit + answer.by_softmax if kind == "gradient" and by_torch else unit
             with np.errstate(invalid="ignore"):  # infinite distances are equal
                 off = np.where(value == exact, 0, np.abs(value - exact))

@@ -91,9 +91,21 @@ def test_fsdp_has_the_gradient_of_one_process(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_fastai_learner() -> None:
-    require("fastai")
-    assert example("fastai_learner")() > 0.9
+# Packages and examples, what their main function is called with, and the score that it reaches.
+@pytest.mark.parametrize(
+    ("package", "name", "given", "least"),
+    [
+        ("fastai", "fastai_learner", (), 0.9),
+        ("mmseg", "mmseg_unet", (), 0.8),
+        ("monai", "monai_volumes", (), 0.5),
+        ("transformers", "sam_masks", (), 0.8),
+        ("torchvision", "torchvision_deeplab", (), 0.5),
+        *(("segmentation_models_pytorch", "smp_unet", (mode,), 0.8) for mode in ("binary", "multiclass", "multilabel")),
+    ],
+)
+def test_examples_learn(package: str, name: str, given: tuple[str, ...], least: float) -> None:
+    require(package)
+    assert example(name)(*given) > least
 
 
 def test_lightning_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,21 +116,6 @@ def test_lightning_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert trainer.lightning_module.criterion.counted_steps == 16  # not those of the validation
 
 
-def test_mmseg_unet() -> None:
-    require("mmseg")
-    assert example("mmseg_unet")() > 0.8
-
-
-def test_monai_volumes() -> None:
-    require("monai")
-    assert example("monai_volumes")() > 0.5
-
-
-def test_sam_masks() -> None:
-    require("transformers")
-    assert example("sam_masks")() > 0.8
-
-
 def test_segformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     require("transformers")
     data = FOLDER.parents[1] / "data" / "shapes"
@@ -126,14 +123,3 @@ def test_segformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
     monkeypatch.setattr(sys, "argv", ["segformer.py", *words])
     example("segformer")()
     assert "eval_boundary_f1" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("mode", ["binary", "multiclass", "multilabel"])
-def test_smp_unet(mode: str) -> None:
-    require("segmentation_models_pytorch")
-    assert example("smp_unet")(mode) > 0.8
-
-
-def test_torchvision_deeplab() -> None:
-    require("torchvision")
-    assert example("torchvision_deeplab")() > 0.5

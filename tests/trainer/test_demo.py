@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import wait_for_end
+from small_run import metrics_of
 
 import demo
-from compare import read_history
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
@@ -45,7 +45,7 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
     out = capfd.readouterr().out
     for name in demo.RUNS:
         assert f"{name:>13}  epoch 1/1  train loss" in out
-        assert read_history(tmp_path / name)[0]["epoch"] == 1
+        assert metrics_of(tmp_path / name)[0]["epoch"] == 1
     assert "gain" in out
     for line in out.split("Open these first:\n")[1].splitlines():
         path = Path(line.split()[0])
@@ -55,6 +55,7 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
                 assert image.size[0] > 500
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_trainings_end_with_a_killed_demo(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()

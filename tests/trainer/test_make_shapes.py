@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ SHAPES = Path(__file__).resolve().parents[2] / "data" / "shapes"
 SPLITS = ("train", "val")
 
 
-@pytest.mark.parametrize(("split", "index"), [("train", 0), ("val", 1), ("train", 2), ("val", 3)])  # of each layout
+@pytest.mark.parametrize(("split", "index"), [("train", 0), ("val", 3)])
 def test_generator_draws_what_is_on_disk(split: str, index: int) -> None:
     image, mask = make_shapes.draw(0, SPLITS.index(split), index, 128)
     np.testing.assert_array_equal(image, pixels(SHAPES / split / "images" / f"{index:03d}.png"))
@@ -28,14 +27,6 @@ def test_generator_draws_what_is_on_disk(split: str, index: int) -> None:
 @pytest.mark.slow
 def test_whole_set_is_as_generated() -> None:
     assert make_shapes.main(["--check"]) == 0
-
-
-def test_the_set_has_every_class_and_void() -> None:
-    for split, count in {"train": 64, "val": 16}.items():
-        found = np.stack([pixels(path) for path in sorted((SHAPES / split / "masks").iterdir())])
-        assert found.shape == (count, 128, 128)
-        assert set(np.unique(found).tolist()) == {*range(10), 255}
-    assert read_classes(SHAPES / "classes.txt") == (list(make_shapes.CLASSES), 255)
 
 
 @pytest.mark.parametrize("size", [64, 101])  # the smallest, and an odd one
@@ -49,48 +40,27 @@ def test_generator_draws_other_sizes_and_seeds(size: int) -> None:
 SMALL = ("--train", "2", "--val", "1", "--size", "64")
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("small")
-    assert make_shapes.main(["--out", str(root), *SMALL]) == 0
-    assert make_shapes.main(["--out", str(root), *SMALL, "--check"]) == 0
-    return root
-
-
-def _change_a_pixel(path: Path) -> None:
+def change_a_pixel(path: Path) -> None:
     changed = pixels(path).copy()
     changed[0, 0] ^= 4
     Image.fromarray(changed).save(path)
 
 
-def _add_a_file(path: Path) -> None:
-    path.with_name("999.png").write_bytes(path.read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("damage", "name", "message"),
-    [
-        (_change_a_pixel, "train/images/001.png", "train/images/001.png: 3 of 12288 values differ"),
+def test_check_names_the_file_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path), *SMALL]
+    assert [make_shapes.main(words), make_shapes.main([*words, "--check"])] == [0, 0]
+    for damage, name, message in (
+        (change_a_pixel, "train/images/001.png", "train/images/001.png: 3 of 12288 values differ"),
         (lambda path: path.unlink(), "train/masks/000.png", "train/masks/000.png: missing"),
         (lambda path: path.write_bytes(b"no picture"), "val/images/000.png", "val/images/000.png: unreadable"),
-        (lambda path: Image.new("RGB", (9, 7)).save(path), "val/images/000.png", ", but got uint8 [7, 9, 3]"),
-        (_add_a_file, "val/images/000.png", "val/images/999.png: not part of the set"),
         (lambda path: path.write_text("0 sky\n"), "classes.txt", "classes.txt: other classes"),
-    ],
-)
-def test_check_names_the_file_that_differs(
-    damage: Callable[[Path], None],
-    name: str,
-    message: str,
-    small: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shutil.copytree(small, tmp_path, dirs_exist_ok=True)
-    damage(tmp_path / name)
-    capsys.readouterr()
-    assert make_shapes.main(["--out", str(tmp_path), *SMALL, "--check"]) == 1
-    assert message in capsys.readouterr().err
+        (lambda path: shutil.copy(path, path.with_name("9.png")), "val/masks/000.png", "val/masks/9.png: not part of"),
+    ):
+        content = (tmp_path / name).read_bytes()
+        damage(tmp_path / name)
+        assert make_shapes.main([*words, "--check"]) == 1
+        assert message in capsys.readouterr().err
+        (tmp_path / name).write_bytes(content)
 
 
 def test_merged_textures_are_one_class(tmp_path: Path) -> None:
@@ -102,11 +72,3 @@ def test_merged_textures_are_one_class(tmp_path: Path) -> None:
     for label, of_whole in {0: whole == 0, 2: whole == make_shapes.WIRE, 255: whole == 255}.items():
         np.testing.assert_array_equal(mask == label, of_whole)
     assert set(np.unique(mask).tolist()) == {0, 1, 2, 255}
-
-
-@pytest.mark.parametrize(("option", "value"), [("--seed", "-1"), ("--size", "63"), ("--train", "few")])
-def test_generator_refuses_bad_options(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        make_shapes.main([option, value])
-    assert exit_.value.code == 2
-    assert option in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from page_data import parts_of
 
-from edgeloss.viz.packing import FIRST_NUMBER
+from edgeloss.viz.packing import decode
 
 
 def carried(page: str) -> dict[str, Any]:
@@ -32,11 +32,10 @@ def raw_codes(array: dict[str, Any]) -> npt.NDArray[Any]:
 
 
 def decoded(array: dict[str, Any]) -> npt.NDArray[Any]:
-    """Decode an array of a page as its script does; codes that are no numbers become 0."""
+    """Decode an array of a page; codes that are no numbers become 0."""
     if array["kind"] != "float":
         return np.frombuffer(b"".join(raw_bytes(array)), array["kind"]).reshape(array["shape"])
-    codes = np.maximum(raw_codes(array), FIRST_NUMBER) - FIRST_NUMBER
-    return (codes << 15).view(np.float32)
+    return decode(raw_codes(array))
 
 
 class Page:

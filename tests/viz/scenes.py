@@ -1,15 +1,23 @@
-"""Logits and targets to draw."""
+"""Logits and targets to draw, and what a figure of them shows: its axes, captions, arrays and pixels."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz.arrays import Arrays, Details, examine, read_scene, workers
+from edgeloss.viz.arrays import Arrays, Details, examine, read_scene
 
+PICTURES = ["image", "ground truth", "prediction", "errors"]
+MAPS = ["cross-entropy", "edge map", "|gradient|", "|region gradient|"]
+GRAY, MAGENTA, BLACK = (158, 158, 158), (255, 0, 255), (0, 0, 0)
 MARKUP = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 
 
@@ -47,7 +55,32 @@ def examined(
     logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, **options: Any
 ) -> tuple[Arrays, Details]:
     """Examine a scene with its details."""
-    with workers() as pool:
-        arrays = examine(read_scene(logits, target, criterion), pool, **({"neighbors": 1} | options))
+    arrays = examine(read_scene(logits, target, criterion), **({"neighbors": 1} | options))
     assert arrays.details is not None
     return arrays, arrays.details
+
+
+def pictures(figure: Figure) -> dict[str, Axes]:
+    """Return the axes of a figure of one image, by caption."""
+    return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_title(loc="left")}
+
+
+def drawn(axes: Axes) -> np.ma.MaskedArray[Any, Any]:
+    """Return the array that a map shows."""
+    return np.ma.asarray(axes.images[0].get_array())
+
+
+def caption(axes: Axes) -> str:
+    return axes.texts[0].get_text()
+
+
+def render(figure: Figure) -> npt.NDArray[np.uint8]:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+
+
+def color_at(paper: npt.NDArray[np.uint8], axes: Axes, row: int, column: int) -> tuple[int, ...]:
+    """Return the color in the middle of a pixel of the rendered figure."""
+    x, y = axes.transData.transform((column, row))
+    return tuple(int(value) for value in paper[paper.shape[0] - 1 - int(y), int(x)])

@@ -1,4 +1,4 @@
-"""The numbers behind the figures: predictions, gradients, most probable classes and neighbors."""
+"""The numbers behind the figures: predictions, gradients, most probable classes and neighbors of edge pixels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from scenes import examined, patches, scene
+from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import arrays, compute_arrays, panel
+from edgeloss.viz.neighbors import Neighbors
 
 
 def test_an_ignore_index_may_be_a_class() -> None:
@@ -111,10 +113,8 @@ def test_the_gradient_of_the_region_term_is_a_part_of_that_of_the_loss() -> None
     assert (np.abs(full.gradient - without.gradient) <= full.region * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("classes", [3, 300])
-def test_the_first_of_equal_logits_is_the_class(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
-    monkeypatch.setattr(arrays, "_CHUNK", 3 * 8 * classes)
-    logits = torch.randn(1, classes, 12, 8).round()
+def test_the_first_of_equal_logits_is_the_class() -> None:
+    logits = torch.randn(1, 30, 12, 8).round()
     logits[0, :, 3, 3] = torch.inf
     _, target = patches(12, 8, classes=2)
     criterion = EdgeAwareLoss(region_weight=0)
@@ -132,7 +132,9 @@ def test_threads_do_not_change_what_torch_uses() -> None:
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("options", [{}, {"decay": 2.0, "radius": 2}, {"upsample": True}, {"power": -1.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"decay": 2.0, "radius": (1, 3), "power": 0.5}, {"upsample": True}, {"power": -1.0}]
+)
 def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     logits, target = patches(61, 36)
     criterion = EdgeAwareLoss(**options)
@@ -149,3 +151,87 @@ def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(parts.maps[name], values, rtol=1e-6)
     np.testing.assert_array_equal(found.others, details.others)
     np.testing.assert_allclose(found.probabilities, details.probabilities, rtol=1e-6)
+    for given, expected in zip(found.neighbors, details.neighbors, strict=True):
+        np.testing.assert_allclose(given, expected, rtol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------- neighbors
+
+
+def found_neighbors(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
+) -> Neighbors:
+    return examined(logits, target, criterion, neighbors=count)[1].neighbors
+
+
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("radius", [1, 2])
+@pytest.mark.parametrize("decay", [None, 1.5])
+def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> None:
+    """The part of each neighbor; together they are the two terms and their gradient."""
+    logits, target = patches(9, 11)
+    logits, target = logits.double(), target[:, :, :].clone()
+    criterion = EdgeAwareLoss(power=power, radius=radius, decay=decay)
+    found = found_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
+    computed = compute_arrays(logits, target, criterion)
+    p = logits.softmax(1)[0].numpy()
+    labels = target[0].numpy()
+    for place, (y, x) in enumerate(np.argwhere(computed.maps["edge_mask"][0])):
+        parts = {}
+        steps = zip(*found.step[:, :, place], found.nll[:, place], found.share[:, place], strict=True)
+        for down, right, nll, share in steps:
+            if (down, right) != (0, 0):
+                parts[int(down), int(right)] = nll, share
+        expected = {
+            (down, right)
+            for down in range(-radius, radius + 1)
+            for right in range(-radius, radius + 1)
+            if (down or right) and 0 <= y + down < 9 and 0 <= x + right < 11 and labels[y + down, x + right] >= 0
+        }
+        assert set(parts) == expected
+        for same, name in ((True, "same_side"), (False, "other_side")):
+            side = {
+                step: part for step, part in parts.items() if (labels[y + step[0], x + step[1]] == labels[y, x]) == same
+            }
+            if not side:
+                continue
+            for (down, right), (nll, _) in side.items():
+                at_n = p[labels[y, x], y + down, x + right]
+                assert nll == pytest.approx(-math.log(at_n if same else 1 - at_n))
+            assert sum(share for _, share in side.values()) == pytest.approx(1)
+            if power == 0:  # then the shares are the weights of the mean
+                mean = sum(nll * share for nll, share in side.values())
+                assert mean == pytest.approx(computed.maps[name][0, y, x])
+            if decay is None and power:
+                weights = {step: math.exp(-nll) ** power for step, (nll, _) in side.items()}
+                for step, (_, share) in side.items():
+                    assert share == pytest.approx(weights[step] / sum(weights.values()))
+
+
+def test_neighbors_of_largest_weighted_loss_come_first() -> None:
+    logits, target = patches()
+    every, some = found_neighbors(logits, target), found_neighbors(logits, target, count=3)
+    np.testing.assert_array_equal(some.nll, every.nll[:3])
+    falls = np.diff(np.nan_to_num(every.nll, nan=-1), axis=0) <= 0
+    assert falls.all()
+
+
+def test_a_neighbor_that_is_not_finite_comes_first() -> None:
+    logits, target = patches()
+    logits[0, :, 5, 5] = torch.nan
+    target[0, 4:7, 4:7] = torch.tensor([[0, 1, 0], [1, 1, 0], [0, 1, 1]])
+    found = found_neighbors(logits, target, EdgeAwareLoss(radius=3))
+    edges = np.argwhere(compute_arrays(logits, target, EdgeAwareLoss(radius=3)).maps["edge_mask"][0])
+    place = int(np.flatnonzero((edges == (4, 4)).all(1))[0])
+    assert found.step[:, 0, place].tolist() == [1, 1]
+    assert math.isnan(found.nll[0, place])
+    assert np.isfinite(found.nll[1:, place]).all()
+
+
+def test_all_edge_pixels_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = patches(22, 18)
+    every = found_neighbors(logits, target)
+    monkeypatch.setattr(arrays, "_BAND", 1)
+    for most, expected in ((3 * every.nll.shape[1] + 1, 3), (1, 1)):
+        _, details = examined(logits, target, neighbors=8, most_pairs=most)
+        np.testing.assert_array_equal(details.neighbors.nll, every.nll[:expected])

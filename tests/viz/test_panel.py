@@ -1,26 +1,56 @@
-"""The panel: what it shows, and what it rejects."""
+"""The panel: its colors, what it shows, and what it rejects."""
 
 from __future__ import annotations
 
+import gc
 import io
 import re
+import weakref
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from figures import BLACK, GRAY, MAGENTA, MAPS, PICTURES, caption, color_at, drawn, pictures, render
 from matplotlib.colors import to_rgb
 from PIL import Image
-from scenes import scene
+from scenes import BLACK, GRAY, MAGENTA, MAPS, PICTURES, caption, color_at, drawn, pictures, render, scene
 
 from edgeloss import EdgeAwareLoss, LossMaps
-from edgeloss.viz import compute_arrays, panel, report
+from edgeloss.viz import compute_arrays, distinct_colors, panel, report
 from edgeloss.viz.arrays import read_scene
 from edgeloss.viz.coloring import color_bytes
 from edgeloss.viz.drawing import find_borders
 from edgeloss.viz.palette import RIGHT, VOID, WRONG
+
+# Linear sRGB as seen without the long or the middle cones (Viénot, Brettel & Mollon 1999).
+PROTANOPE = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
+DEUTERANOPE = np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])
+
+
+def test_colors_are_distinct_for_every_reader() -> None:
+    reserved = np.array([(1, 0, 1), (0, 0, 0), (0.62, 0.62, 0.62)])
+    linear = ((np.vstack([reserved, distinct_colors(300)]) + 0.055) / 1.055) ** 2.4
+    for seen, few, more in ((np.eye(3), 0.2, 0.12), (PROTANOPE, 0.09, 0.09), (DEUTERANOPE, 0.09, 0.09)):
+        colors = (linear @ seen.T).clip(0, 1) ** (1 / 2.4)
+        for count, least in ((11, few), (20, more)):
+            some = colors[: 3 + count]
+            gaps = np.linalg.norm(some[:, None] - some, axis=-1)[~np.eye(3 + count, dtype=bool)]
+            assert gaps.min() > least, (seen, count)
+    assert len(np.unique(distinct_colors(300), axis=0)) == 300
+    assert distinct_colors(3).tolist() == distinct_colors(150)[:3].tolist()
+
+
+def test_no_global_state_remains() -> None:
+    settings = dict(matplotlib.rcParams)
+    figure = panel(*scene())
+    render(figure)
+    alive = weakref.ref(figure)
+    del figure
+    gc.collect()
+    assert alive() is None
+    assert dict(matplotlib.rcParams) == settings
 
 
 def test_maps_are_those_of_the_loss() -> None:
@@ -297,7 +327,7 @@ def test_arguments_are_not_modified() -> None:
     leaf = logits.clone().requires_grad_()
     labels = target.clone()
     panel(leaf, target, criterion=criterion)
-    used = read_scene(logits, target, criterion).criterion
+    used = read_scene(logits, target, criterion).options
     assert (used.sync_normalizer, used.validate) == (False, "sync")  # no collective: the other ranks would not join
     assert (criterion.sync_normalizer, criterion.validate) == (True, "async")
     assert leaf.grad is None
@@ -305,52 +335,49 @@ def test_arguments_are_not_modified() -> None:
     assert torch.equal(target, labels)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"logits": torch.zeros(1, 2, 3, 8, 8)}, "logits: expected 2-D images, but got a volume .*; pass a slice"),
-        ({"logits": torch.zeros(2, 2, 8, 8)}, r", but got \[2, 2, 8, 8\] and \[1, 8, 8\]"),
-        ({"logits": torch.zeros(8, 8)}, r"logits and target: expected \[B, C, H, W\]"),
-        ({"logits": torch.zeros(0, 2, 8, 8), "target": torch.zeros(0, 8, 8).long()}, "at least one pixel"),
-        ({"logits": torch.zeros(1, 2, 0, 8), "target": torch.zeros(1, 0, 8).long()}, "at least one pixel"),
-        ({"logits": torch.zeros(1, 2, 4, 4)}, "upsample"),
-        ({"target": torch.full((1, 8, 8), 7)}, "7"),
-        ({"image": torch.zeros(3, 8, 9)}, r"image: expected \[1, 3, 8, 8\] .*, but got \[3, 8, 9\]"),
-        ({"image": torch.zeros(2, 8, 8)}, "one gray channel"),
-        ({"image": torch.zeros(8, 8, 3)}, r"got \[8, 8, 3\]; for channels at the end pass image.movedim\(-1, -3\)"),
-        ({"image": torch.zeros(4, 8, 8)}, r"got \[4, 8, 8\]; leave out its alpha channel: image\[\.\.\., :3, :, :\]"),
-        ({"image": torch.full((3, 8, 8), 2.0)}, "undo the normalization"),
-        ({"image": torch.full((3, 8, 8), float("nan"))}, "undo the normalization"),
-        ({"class_names": ["one"]}, "class_names: expected at least 2 names, but got 1"),
-        ({"palette": ["red"]}, "palette: expected at least 2 colors, but got 1"),
-        ({"width": 1.5}, "width: expected at least 1.7 inches, but got 1.5"),
-        ({"width": float("nan")}, "width: expected at least 1.7 inches"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_rejected(arguments: dict[str, Any], message: str) -> None:
-    fitting = {"logits": torch.zeros(1, 2, 8, 8), "target": torch.zeros(1, 8, 8, dtype=torch.int64)}
-    with pytest.raises(ValueError, match=message):
-        panel(**(fitting | arguments))
+VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"logits": torch.zeros(1, 2, 3, 8, 8)}, "logits: expected 2-D images, but got a volume .*; pass a slice"),
+    ({"logits": torch.zeros(2, 2, 8, 8)}, r", but got \[2, 2, 8, 8\] and \[1, 8, 8\]"),
+    ({"logits": torch.zeros(8, 8)}, r"logits and target: expected \[B, C, H, W\]"),
+    ({"logits": torch.zeros(0, 2, 8, 8), "target": torch.zeros(0, 8, 8).long()}, "at least one pixel"),
+    ({"logits": torch.zeros(1, 2, 0, 8), "target": torch.zeros(1, 0, 8).long()}, "at least one pixel"),
+    ({"logits": torch.zeros(1, 2, 4, 4)}, "upsample"),
+    ({"target": torch.full((1, 8, 8), 7)}, "7"),
+    ({"image": torch.zeros(3, 8, 9)}, r"image: expected \[1, 3, 8, 8\] .*, but got \[3, 8, 9\]"),
+    ({"image": torch.zeros(2, 8, 8)}, "one gray channel"),
+    ({"image": torch.zeros(8, 8, 3)}, r"got \[8, 8, 3\]; for channels at the end pass image.movedim\(-1, -3\)"),
+    ({"image": torch.zeros(4, 8, 8)}, r"got \[4, 8, 8\]; leave out its alpha channel: image\[\.\.\., :3, :, :\]"),
+    ({"image": torch.full((3, 8, 8), 2.0)}, "undo the normalization"),
+    ({"image": torch.full((3, 8, 8), float("nan"))}, "undo the normalization"),
+    ({"class_names": ["one"]}, "class_names: expected at least 2 names, but got 1"),
+    ({"palette": ["red"]}, "palette: expected at least 2 colors, but got 1"),
+]
+TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"logits": np.zeros((1, 2, 8, 8))}, "logits: expected a tensor, but got numpy.ndarray; pass torch.as_tensor"),
+    ({"logits": {"out": 1}}, r'logits: expected a tensor, but got dict; pass output\["out"\]'),
+    ({"target": np.zeros((1, 8, 8), int)}, "target: expected a tensor of class .*; pass torch.as_tensor"),
+    ({"target": torch.zeros(8, 8)}, "target: expected class indices"),
+    ({"image": np.zeros((3, 8, 8))}, r"image: expected a tensor, but got numpy.ndarray; pass torch.as_tensor\("),
+    ({"criterion": torch.nn.CrossEntropyLoss()}, "but got CrossEntropyLoss; for cross-entropy pass EdgeAwareLoss"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"logits": np.zeros((1, 2, 8, 8))},
-            "logits: expected a tensor, but got numpy.ndarray; pass torch.as_tensor",
-        ),
-        ({"logits": {"out": 1}}, r'logits: expected a tensor, but got dict; pass output\["out"\]'),
-        ({"target": np.zeros((1, 8, 8), int)}, "target: expected a tensor of class .*; pass torch.as_tensor"),
-        ({"image": np.zeros((3, 8, 8))}, r"image: expected a tensor, but got numpy.ndarray; pass torch.as_tensor\("),
-        ({"criterion": torch.nn.CrossEntropyLoss()}, "but got CrossEntropyLoss; for cross-entropy pass EdgeAwareLoss"),
-    ],
-)
 @pytest.mark.parametrize("draw", [panel, report])
-def test_arguments_of_another_type_are_rejected(draw: Any, arguments: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"), [(ValueError, *case) for case in VALUES] + [(TypeError, *case) for case in TYPES]
+)
+def test_arguments_that_do_not_fit_are_rejected(
+    draw: Any, error: type[Exception], arguments: dict[str, Any], message: str
+) -> None:
     fitting = {"logits": torch.zeros(1, 2, 8, 8), "target": torch.zeros(1, 8, 8, dtype=torch.int64)}
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(error, match=message):
         draw(**(fitting | arguments))
+
+
+@pytest.mark.parametrize("width", [1.5, float("nan")])
+def test_a_figure_has_a_least_width(width: float) -> None:
+    with pytest.raises(ValueError, match=f"width: expected at least 1.7 inches, but got {width}"):
+        panel(*scene(), width=width)
 
 
 EXTREMES = {
@@ -376,8 +403,3 @@ def test_extremes_are_drawn_without_a_warning(name: str, labels: str) -> None:
     figure = panel(EXTREMES[name], target)
     figure.set_dpi(60)  # which is quicker
     assert render(figure).std() > 0
-
-
-def test_errors_of_the_loss_are_raised() -> None:
-    with pytest.raises(TypeError, match="target: expected class indices"):
-        panel(torch.zeros(2, 4, 4), torch.zeros(4, 4))

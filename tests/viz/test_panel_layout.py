@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from figures import MAPS
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
-from scenes import scene
+from scenes import MAPS, scene
 
 from edgeloss.viz import panel
 

@@ -31,7 +31,7 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
   if (!values.length) return;
   const lowest = Math.min(...values);
   const ticks = log ? logTicksOf(lowest, Math.max(...values)) : ticksOf(lowest > 0 && lowest < Math.max(...values) * 0.6 ? 0 : lowest, Math.max(...values));
-  const shown = (value) => (value === null ? "–" : share ? `${(100 * value).toFixed(1)}%` : Number(value.toPrecision(4)).toString());
+  const shown = (value) => (share || value === null ? percent(value) : Math.abs(value) < 1e-3 ? number(value) : Number(value.toPrecision(4)).toString());
   const [low, high] = [ticks[0], ticks[ticks.length - 1]];
   const [first, last] = [epochs[0], epochs[epochs.length - 1]];
   const across = (epoch) => LEFT + ((epoch - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);

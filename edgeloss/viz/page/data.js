@@ -1,7 +1,7 @@
 // The numbers of a report: unpack them, and filter pixels.
 
 const { names, colors, images } = data.parts.find(({ kind }) => kind === "viewer") ?? { names: [], colors: [], images: [] };
-const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE, REACH } = data.codes; // those below FIRST are no numbers
+const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE } = data.codes; // those below FIRST are no numbers
 
 // A code holds the exponent and eight bits of the significand of a float32.
 const NUMBERS = new Float32Array(Uint32Array.from({ length: 65536 }, (_, code) => Math.max(code - FIRST, 0) << 15).buffer);
@@ -14,11 +14,12 @@ const unpack = async (text) => {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
-// Labels are stored as they are, codes of floats as their high bytes and their low bytes.
+// Integers are stored as they are, codes of floats as their high bytes and their low bytes.
+const INTEGERS = { uint8: Uint8Array, uint16: Uint16Array, int16: Int16Array };
+
 const decode = async (kind, text) => {
   const bytes = await unpack(text);
-  if (kind === "uint8") return bytes;
-  if (kind === "uint16") return new Uint16Array(bytes.buffer);
+  if (kind in INTEGERS) return new INTEGERS[kind](bytes.buffer);
   const count = bytes.length / 2;
   const values = new Uint16Array(count);
   for (let i = 0; i < count; i++) values[i] = (bytes[i] << 8) | bytes[count + i];
@@ -45,15 +46,12 @@ const openImage = (about) => {
   const load = async (name) => {
     const { kind, shape } = packed[name];
     const parts = await Promise.all(packed[name].bands.map((_, band) => loadBand(name, band)));
-    let [values] = parts;
-    if (count > 1) {
-      values = new values.constructor(shape[0] * shape[1]);
-      parts.forEach((part, band) => {
-        const at = startOf(shape[0], band) * shape[1];
-        values.set(part, at);
-        bands[name][band] = values.subarray(at, at + part.length);
-      });
-    }
+    const values = new parts[0].constructor(shape[0] * shape[1]);
+    parts.forEach((part, band) => {
+      const at = startOf(shape[0], band) * shape[1];
+      values.set(part, at);
+      bands[name][band] = values.subarray(at, at + part.length);
+    });
     const about = kind === "float" ? { codes: true } : { none: kind === "uint8" ? 255 : 65535 };
     opened.arrays[name] = { rows: shape[0], columns: shape[1], values, ...about };
   };
@@ -108,6 +106,7 @@ const openImage = (about) => {
 };
 
 const layerOf = (key) => image.layers.find((layer) => layer.key === key);
+const isDistance = (key) => layerOf(key)?.nothing === "far"; // an infinite one is drawn black
 const gridOf = (key) => image.arrays[key] ?? image.arrays.truth;
 
 // The place in a layer of lower resolution of a pixel of the image.

@@ -24,7 +24,7 @@ const paintingOf = (key) => {
     painting.set(colors.map(rgba));
     painting[none] = key === "truth" ? special.void : special.loud;
   } else {
-    const far = layer.nothing === "far" ? special.nothing : special.loud;
+    const far = isDistance(key) ? special.nothing : special.loud;
     for (let code = FIRST; code < 65536; code++) {
       const value = layer.log ? Math.log10(NUMBERS[code]) : NUMBERS[code];
       const part = (value - layer.low) / (layer.high - layer.low);
@@ -42,7 +42,7 @@ const paintingOf = (key) => {
 const largest = (a, b) => (b > a ? b : a);
 const nearest = (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a);
 const first = (a) => a;
-const stays = (key) => (key === "distance" ? nearest : layerOf(key) || key in CONTOURS ? largest : first);
+const stays = (key) => (isDistance(key) ? nearest : layerOf(key) || key in CONTOURS ? largest : first);
 
 const halved = ({ values, rows, columns }, better) => {
   const [down, across] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];

@@ -1,17 +1,17 @@
 // Next to the views: the values of a pixel or, while none is chosen, what goes wrong most, and the worst places.
 
 const panel = find("#pixel");
-const nameOf = (label) => names[label] ?? "not finite";
+const nameOf = (label, absent = "not finite") => names[label] ?? absent;
 const named = (label, absent) => {
-  const name = names[label] ?? (absent === "void" ? "ignored" : "not finite");
-  return [element("span", { className: "label" }, swatch(colors[label] ?? data.special[absent]), name)];
+  const color = colors[label] ?? data.special[absent];
+  return [element("span", { className: "label" }, swatch(color), nameOf(label, absent === "void" ? "ignored" : undefined))];
 };
 
 // The neighbors of an edge pixel. Those of others fill the row of a pixel that has fewer.
 const neighbors = (y, x) =>
   image
     .neighborsAt(y, x)
-    .map(({ down, right, nll, share }) => ({ down: down - REACH, right: right - REACH, nll: NUMBERS[nll], share: NUMBERS[share] }))
+    .map(({ down, right, nll, share }) => ({ down, right, nll: NUMBERS[nll], share: NUMBERS[share] }))
     .filter(({ down, right }) => down || right)
     .map((one) => {
       const label = labelAt("truth", y + one.down, x + one.right);

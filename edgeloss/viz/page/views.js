@@ -63,7 +63,7 @@ const zoomTo = (y, x, across = 48) => {
 const failures = (key) => {
   const grid = image.arrays[key];
   if (!grid) return [];
-  const failed = (code) => (grid.codes ? code > NOT_FINITE || (code === NOT_FINITE && key !== "distance") : code === grid.none);
+  const failed = (code) => (grid.codes ? code > NOT_FINITE || (code === NOT_FINITE && !isDistance(key)) : code === grid.none);
   const places = [];
   if (key === "truth") return places;
   for (let at = 0; at < grid.values.length && places.length < 2000; at++) if (failed(grid.values[at])) places.push(pixelOf(grid, at));
@@ -238,8 +238,8 @@ const movePixel = (down, right) => {
   view.x = limited(view.x, x - width, x + width);
   view.y = limited(view.y, y - height, y + height);
   settle();
-  const named = (key) => names[labelAt(key, y, x)] ?? (key === "truth" ? "ignored" : "not finite");
-  speak(`Row ${y}, column ${x}: truth ${named("truth")}, prediction ${named("prediction")}`);
+  const [truth, prediction] = ["truth", "prediction"].map((key) => labelAt(key, y, x));
+  speak(`Row ${y}, column ${x}: truth ${nameOf(truth, "ignored")}, prediction ${nameOf(prediction)}`);
 };
 
 const changeLayer = (side, by) => {
@@ -253,7 +253,7 @@ const goToLargest = (side) => {
   const key = drawn[side];
   const grid = image.arrays[key];
   let best = 0; // codes of values that are not finite are the largest, but an infinite distance is none
-  const most = key === "distance" ? NOT_FINITE - 1 : 65535;
+  const most = isDistance(key) ? NOT_FINITE - 1 : 65535;
   for (let at = 0; at < grid.values.length; at++)
     if (grid.values[at] <= most && grid.values[at] > grid.values[best]) best = at;
   const pixel = pixelOf(grid, best);

@@ -1,4 +1,4 @@
-"""The command ``metrics``: its scores and its formats."""
+"""The commands ``metrics`` and ``diagnose``: scores, formats, reports and exit codes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from command_line import C, H, Ran, Run, W, arguments, half_logits, mask_array, wrote
 from PIL import Image
+
+from edgeloss.debug import Report
 
 
 def measure(run: Run, folders: Path, *options: object) -> Ran:
@@ -58,8 +60,8 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
     assert set(scores["classes"]["unicorn"].values()) == {None}
     assert set(scores["mean"].values()) == set(scores["classes"]["box"].values()) == {1.0}
 
-    assert measure(run, folders, *options, "--format", "csv").code == 0
-    lines = (folders / "metrics").read_text().splitlines()
+    assert measure(run, folders, *options, "-o", folders / "metrics.csv").code == 0
+    lines = (folders / "metrics.csv").read_text().splitlines()
     assert lines[0] == "class,iou,boundary_iou,boundary_f1_1px,boundary_f1_3px,boundary_f1_5px,trimap_iou_3px"
     assert lines[2:] == ["box" + 6 * ",1.0", "bar" + 6 * ",1.0", "unicorn" + 6 * ",", "mean" + 6 * ",1.0"]
 
@@ -75,11 +77,55 @@ def test_metrics_measure_one_pair_of_files(run: Run, folder: Path) -> None:
     assert json.loads(run("metrics", *arguments(folder), "--classes", C, "--json").out)["images"] == 1
 
 
-def test_metrics_reject_non_finite_values(run: Run, folders: Path) -> None:
+def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
+    np.save(folder / "pred.npy", torch.randn(C, H, W).numpy())
+    ran = run("diagnose", *arguments(folder))
+    assert ran.code == 0
+    assert ran.out.startswith("diagnose(EdgeAwareLoss)")
+    ran = run("diagnose", *arguments(folder), "--json", "--power", 0)
+    assert ran.code == 0
+    assert json.loads(ran.out)["ok"] is True
+
+
+def test_diagnose_fails_on_non_finite_values(run: Run, folder: Path) -> None:
+    logits = torch.randn(C, H, W)
+    logits[1, 3, 4] = float("nan")
+    np.save(folder / "pred.npy", logits.numpy())
+    ran = run("diagnose", *arguments(folder), "--figure", folder / "figure.png")
+    assert ran.code == 1
+    assert "first at [0, 1, 3, 4]" in ran.out
+    assert ran.err.startswith(f"edgeloss: note: {folder / 'pred.npy'}: 1 of {C * H * W} values are not finite\n")
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    ran = run("diagnose", *arguments(folder), "--json")
+    assert ran.code == 1
+    assert json.loads(ran.out)["ok"] is False
+
+
+def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
+    source = ["diagnose", "--pred", folders / "preds", "--mask", folders / "masks"]
+    ran = run(*source)
+    assert ran.code == 0
+    assert ran.out.count("diagnose(EdgeAwareLoss)") == 3
+    assert ran.out.endswith("3 images; not finite: none\n")
     torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
-    ran = measure(run, folders, "-o", folders / "metrics.csv")
-    assert ran.code == 2
-    assert ran.err.endswith(
-        f"edgeloss: error: {folders / 'preds' / 'b.pt'}: expected finite values, but got 2304 others\n"
-    )
-    assert not (folders / "metrics.csv").exists()
+    ran = run(*source, "--json", "--figure", folders / "figures")
+    assert ran.code == 1
+    diagnoses = json.loads(ran.out)
+    assert diagnoses["ok"] is False
+    assert {name: one["ok"] for name, one in diagnoses["images"].items()} == {"a": True, "b": False, "c": True}
+    assert sorted(path.name for path in (folders / "figures").iterdir()) == ["a.png", "b.png", "c.png"]
+
+
+def test_the_figure_shows_where_a_column_is_nan(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the whole image, over which the region term spreads it."""
+    logits = torch.randn(C, H, W)
+    logits[:, :, 7] = float("nan")
+    np.save(folder / "pred.npy", logits.numpy())
+    drawn = []
+    figure = Report.figure
+    monkeypatch.setattr(Report, "figure", lambda self: drawn.append(self) or figure(self))
+    assert run("diagnose", *arguments(folder), "--figure", folder / "figure.png").code == 1
+    (shown,) = drawn
+    assert shown.gradient is not None
+    assert "without the region term" in shown.name
+    assert (~shown.gradient.isfinite()).any(1)[0].any(0).nonzero().flatten().tolist() == [7]

@@ -250,12 +250,12 @@ def less_products(x, columns, row, row_of_block, mask, is_there, STEP: tl.conste
     """Return rows x of a block of columns, less their products with the rows of the block in columns before it."""
     own, left = (), ()
     for i in tl.static_range(BLOCK):
-        own += (tl.load(columns + (i * STEP + row), mask=mask, other=0.0),)
+        own += (tl.load(columns + (i * STEP + row), mask=mask, other=0.0),)  # type: ignore[assignment]
     for c in tl.static_range(BLOCK):
         value = x[c]
         for i in tl.static_range(BLOCK):
             value -= own[i] * tl.load(columns + (i * STEP + row_of_block + c), mask=is_there, other=0.0)
-        left += (value,)
+        left += (value,)  # type: ignore[assignment]
     return left
 
 
@@ -281,7 +281,7 @@ def factorize(sums, factor, row, of_q, share, AREA: tl.constexpr, SLICES: tl.con
             of_r, noise_of_r = tl.where(is_of_r, rr, rz - rr), tl.where(is_of_r, of_q + A, -of_q)
             value = tl.where(kind == 0, zz - zr - rz + rr, tl.where(kind == 1, of_r, (kind - 1) * zz))
             noise = tl.where(kind == 0, of_q, tl.where(kind == 1, noise_of_r, A))
-            x += (tl.where(is_below, value + tl.where(k == other, noise, 0.0), 0.0),)
+            x += (tl.where(is_below, value + tl.where(k == other, noise, 0.0), 0.0),)  # type: ignore[assignment]
         for before in range(0, start, BLOCK):
             is_read = inside & (is_below | (own < before + BLOCK))  # not what is left of the factor
             x = less_products(x, factor + before * STEP, row, origin + start, is_read, is_there, STEP)
@@ -291,12 +291,12 @@ def factorize(sums, factor, row, of_q, share, AREA: tl.constexpr, SLICES: tl.con
         for i in tl.static_range(BLOCK):
             for j in tl.static_range(i + 1):
                 at = factor + ((start + j) * STEP + origin + start + i)
-                block += (tl.load(at, mask=is_there, other=0.0),)
+                block += (tl.load(at, mask=is_there, other=0.0),)  # type: ignore[assignment]
         block, product = cholesky(block)
         logs += tl.where((kind < 2) == is_of_r, tl.log(product), 0.0)
         for c in tl.static_range(BLOCK):
             one = tl.where(own == start + c, 1.0, 0.0)
-            whole += (tl.where(is_below & (own < start + BLOCK), one, x[c]),)
+            whole += (tl.where(is_below & (own < start + BLOCK), one, x[c]),)  # type: ignore[assignment]
         whole = divided(whole, block)
         tl.debug_barrier()
         for c in tl.static_range(BLOCK):

@@ -25,7 +25,7 @@ LONGEST, ROWS = tl.constexpr(LONGEST_MEAN), tl.constexpr(len(SumRow))
 AT_ONCE = 4096  # sums of programs
 
 
-def run(kernel: Any, of: Tensor, count: int, *args: Any) -> None:  # noqa: ANN401
+def run(kernel: Any, of: Tensor | None, count: int, *args: Any) -> None:  # noqa: ANN401
     """Run a kernel as one program over a number of values, on the device of a tensor."""
     with torch.cuda.device_of(of):
         launch(kernel, 1, count, power_of_2(count), *args, warps=1, fuses=False)

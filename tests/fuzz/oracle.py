@@ -17,7 +17,7 @@ Array = Any
 WIDE = np.longdouble
 NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
 SUMS = WIDE(2.0**-52)  # the rounding of its sums over regions, which are float64 for every dtype
-TRIALS = 2  # roundings of the logits that show how accurate its slopes can be
+TRIALS = 6  # roundings of the logits that show how accurate its slopes can be, also where they jump
 NARROW, FEW = 49, 16  # neighbors, classes: in sums over more, the roundings of nearly equal ones have the same sign
 
 

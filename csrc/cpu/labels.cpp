@@ -32,11 +32,11 @@ EDGELOSS_INLINE void find_steps(const int16_t* row, int64_t width, uint8_t* diff
   for (int64_t x = 0; x < width - 1; ++x) differs[x] = row[x] != row[x + 1];
 }
 
-// Adds to the bits of each of n groups those bits of the groups beside it that are at most `reach` pixels away.
+// sums: the bits of each of n groups, and those of other groups that are up to `reach` pixels away.
 EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16_t* sums) {
   std::copy_n(bits, n, sums);
   for (int64_t d = 1; (d - 1) * kGroup < reach && d < n; ++d) {
-    // A bit is a step to the next pixel: of the last pixel of a group, to one of the group behind it.
+    // A step is seen where its farther pixel is in reach: of groups behind, that is the one after the bit's own.
     const int64_t left = reach - (d - 1) * kGroup, steps = std::min(left - 1, kGroup), pixels = std::min(left, kGroup);
     const int16_t behind = (1 << steps) - 1, before = 0xff00 >> pixels & 0xff;
     EDGELOSS_INDEPENDENT

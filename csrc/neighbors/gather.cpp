@@ -13,7 +13,6 @@ namespace {
 // An image of a call. Sides are 0, a pixel's own, and 1, across the edge.
 template <typename A>
 struct GatheredImage {
-  const Call<A>& call;
   const Geometry& g;
   const Stored<A> x;
   const LabelMap<A> map;
@@ -23,8 +22,7 @@ struct GatheredImage {
   std::array<Side<A>, 2>* sides;
 
   GatheredImage(const Call<A>& call, int64_t image)
-      : call(call),
-        g(call.g),
+      : g(call.g),
         x(call.image(image)),
         map(call.label_map(image)),
         mean{static_cast<A>(call.options.power), call.per_decay()},
@@ -36,9 +34,7 @@ struct GatheredImage {
 
   A d(int64_t n) const { return distance ? distance[n] : A(0); }
   // What is averaged of neighbor n for an edge pixel of class k.
-  A t(int64_t n, int64_t k, int side) const {
-    return side == 0 ? log_p(x.at(n, k), m[n], r[n]) : other_term(x, n, g.classes, k, m[n], r[n]);
-  }
+  A t(int64_t n, int64_t k, int side) const { return averaged(x, n, g.classes, k, m[n], r[n], side == 0); }
   A edge_weight(int64_t i) const {
     const A v = map.pixel_weight ? map.pixel_weight[i] : A(1);
     return map.class_weight ? v * map.class_weight[map.label[i]] : v;
@@ -79,7 +75,10 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* same_side, doub
     for (int64_t column = 0; column < g.width; ++column) {
       if (!edge[column]) continue;
       const int64_t i = row * g.width + column;
-      for (auto* of_sides : {t, d}) of_sides[0].clear(), of_sides[1].clear();
+      for (int side = 0; side < 2; ++side) {
+        t[side].clear();
+        d[side].clear();
+      }
       for_each_neighbor(g, row, column, [&](int64_t n, int64_t) {
         if (label[n] < 0) return;
         const int side = label[n] != label[i];

@@ -81,7 +81,7 @@ struct GatheredTerms : SoftmaxImage<GatheredTerms<A>, A> {
   EDGELOSS_INLINE A d(int64_t n) const { return distance ? distance[n] : A(0); }
   // What is averaged of neighbor n for an edge pixel of class k.
   EDGELOSS_INLINE A t(int64_t n, int64_t k, bool is_same) const {
-    return is_same ? log_p(x.at(n, k), m[n], r[n]) : other_term(x, n, g.classes, k, m[n], r[n]);
+    return averaged(x, n, g.classes, k, m[n], r[n], is_same);
   }
 
   // Calls body(i, number of the pixel) for the edge pixels i that have this pixel for a neighbor. Pass 1 finds its

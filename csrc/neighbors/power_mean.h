@@ -19,6 +19,13 @@ struct Side {
   A t, d, log_sum;
 };
 
+// What is averaged: log p_n(k) of a neighbor on an edge pixel's own side, with k the class of the edge pixel, and
+// log(1 - p_n(k)) of one across the edge. x: logits, x.at(pixel, class).
+template <typename X, typename A>
+EDGELOSS_INLINE A averaged(const X& x, int64_t n, int64_t classes, int64_t k, A m, A r, bool is_same) {
+  return is_same ? log_p(x.at(n, k), m, r) : other_term(x, n, classes, k, m, r);
+}
+
 template <typename A>
 struct PowerMean {
   A power, per_decay;

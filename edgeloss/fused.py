@@ -96,6 +96,7 @@ def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
     is_spread = inputs.distance is not None
+    # Elsewhere the kernels count labels out of range, and evaluate() raises the error.
     is_checked_inside = torch.compiler.is_compiling() or library.uses_triton(inputs.logits)
     if decay and not is_spread:
         reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)

@@ -202,7 +202,7 @@ def _compare_case(both: Sequence[CaseFiles], names: Sequence[str], painter: Pain
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
-    """Return the parts of two paths that tell them apart: the last ones that differ."""
+    """Return names for two paths: the last of their parts that differ."""
     for one, other in zip(reversed(first.resolve().parts), reversed(second.resolve().parts), strict=False):
         if one != other:
             return Path(one).stem if first.is_file() else one, Path(other).stem if second.is_file() else other

@@ -5,6 +5,8 @@ The agreement suite takes a few rows in which every pair of choices meets, the f
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from typing import Any, TypeAlias
 
@@ -88,8 +90,8 @@ ON_GPU: dict[str, dict[Any, float]] = {"power": {0.0: 1}, "reduction": {"mean": 
 
 def pick(rng: Rng, choices: dict[Any, float]) -> Any:
     """Return one of the keys, with probabilities in proportion to the values."""
-    weights = np.array([*choices.values()])
-    return [*choices][rng.choice(len(weights), p=weights / weights.sum())]
+    bounds = [*itertools.accumulate(choices.values())]
+    return [*choices][bisect.bisect(bounds, bounds[-1] * rng.random())]
 
 
 def random_case(number: int, **fixed: dict[Any, float]) -> Case:

@@ -327,7 +327,7 @@ class Images:
         for name, (a, b) in weights.items():
             value = WIDE(a) * self.sides[0][0] + WIDE(b) * self.sides[1][0]
             self.maps[name] = value, ((a + b) * floor + rough(value)) * self.condition
-        self.maps["edge_mask"] = self.is_edge, 0 * self.v
+        self.maps["edge_mask"] = self.is_edge.astype(WIDE), 0 * self.v
 
     def side(self, i: Array, n: Array, t: Array, log_w: Array) -> tuple[Array, ...]:
         """Return a term [P], its pairs i, n, their shares, and which of these may be 0."""

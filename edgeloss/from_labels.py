@@ -263,9 +263,7 @@ def balanced_edge_class_weight(
     check_in("exponent", exponent, 0, 1)
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
     counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
-    for target in label_maps(targets, multilabel=multilabel):
-        if multilabel and target.shape[1] != num_classes:
-            raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
+    for target in label_maps(targets, multilabel=multilabel, classes=num_classes):
         counts += cast("Tensor", label_totals(target, options, Given(), num_classes, count_edges=True)[2]).cpu()
     return balanced_weight(counts, exponent=exponent)
 

@@ -101,6 +101,17 @@ WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     (ZEROS, ZEROS, {"average": "micro"}, ValueError, r"average: expected one of \('macro', 'none'\), but got 'micro'"),
     (ZEROS, ZEROS, {"radius": 0}, ValueError, "radius: expected an int ≥ 1, but got 0"),
     (ZEROS, ZEROS, {"radius": 1.5}, TypeError, "radius: expected an int, but got 1.5"),
+    (
+        ZEROS,
+        ZEROS,
+        {"radius": 1.5, "spacing": (3.0, 1.0, 1.0)},
+        ValueError,
+        "spacing: .*, or 2 of them, one per spatial",
+    ),
+    *(
+        (ZEROS, ZEROS, {"spacing": spacing}, ValueError, "spacing: expected a number > 0, or")
+        for spacing in (0, (1.0, -1.0), (1.0, math.nan), "1", ())
+    ),
     (ZEROS, ZEROS, {"score": "f2"}, ValueError, "score: expected one of"),
     (ZEROS, ZEROS, {"per_image": 1}, TypeError, "per_image: expected a bool, but got 1"),
     (ZEROS, ZEROS, {"validate": "never"}, TypeError, "validate: expected a bool or None, but got 'never'"),
@@ -114,18 +125,6 @@ def test_wrong_input(pred: Any, target: Any, options: Any, error: type[Exception
         boundary_f1(pred, target, **options)
     with pytest.raises(error, match=message):
         BoundaryF1(**options).update(pred, target)
-
-
-@pytest.mark.parametrize("spacing", [0, (1.0, -1.0), (1.0, math.nan), "1", ()])
-def test_wrong_spacing(spacing: Any) -> None:
-    with pytest.raises(ValueError, match="spacing: expected a number > 0, or"):
-        TrimapIoU(3, spacing=spacing)
-
-
-def test_spacing_of_other_axes() -> None:
-    metric = TrimapIoU(3, radius=1.5, spacing=(3.0, 1.0, 1.0))
-    with pytest.raises(ValueError, match="spacing: expected a number > 0, or 2 of them, one per spatial axis, but got"):
-        metric.update(torch.zeros(1, 4, 4, dtype=torch.int64), torch.zeros(1, 4, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, math.inf, math.nan, "0.02", True])

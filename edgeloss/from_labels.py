@@ -22,7 +22,7 @@ from edgeloss.inputs import (
 )
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance, within_reach
 from edgeloss.options import Options, Validate, check_count, check_in, suggest_keywords
-from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight, places_of_labels
+from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight
 
 _ANY = 2**31 - 1  # classes: more than any labels have
 
@@ -86,16 +86,15 @@ def label_totals(
     They can be counted of a known number of classes only, which is ``classes``, by default that of the class weights;
     those of a multilabel target are [C, 2].
     """
-    weights = (given.weight, given.edge_class_weight)
-    classes = classes or next((weight.numel() for weight in weights if isinstance(weight, Tensor)), None)
+    if classes is None and not options.multilabel:
+        weights = (given.weight, given.edge_class_weight)
+        classes = next((max(2, len(weight)) for weight in weights if isinstance(weight, Tensor) and weight.dim()), None)
     inputs, counts = _without_logits(target, classes, options, given), None
     y, valid = inputs.labels()
-    mask, place = find_edges(y, valid, inputs.radius), places_of_labels(y, inputs.tables)
-    vu = edge_pixel_weight(place, mask, inputs.pixel_weight, inputs.edge_class_weight)
-    w, e = denominators(place, valid, mask, inputs.weight, inputs.pixel_weight, vu)
+    mask = find_edges(y, valid, inputs.radius)
     if count_edges and (classes or options.multilabel):
-        counts = count_edge_pixels(y, mask, max(2, inputs.logits.shape[1]), inputs.multilabel_classes)
-    return w, e, counts
+        counts = count_edge_pixels(inputs, y, mask)
+    return *denominators(inputs, y, valid, mask, edge_pixel_weight(inputs, y, mask)), counts
 
 
 def _without_logits(target: Tensor, classes: int | None, options: Options, given: Given) -> Inputs:
@@ -201,8 +200,8 @@ def edge_weights(
     inputs = _without_logits(target, num_classes, options, given)
     check_distance(inputs, options)
     y, valid = inputs.labels()
-    mask, place = find_edges(y, valid, inputs.radius), places_of_labels(y, inputs.tables)
-    vu = edge_pixel_weight(place, mask, inputs.pixel_weight, inputs.edge_class_weight)
+    mask = find_edges(y, valid, inputs.radius)
+    vu = edge_pixel_weight(inputs, y, mask)
     log_w = log_weights(neighbor_distance(inputs, y, valid, mask, decay), decay)
     weights = weigh_neighbors(y, valid, mask, log_w, vu, inputs.radius, max(2, inputs.logits.shape[1]))
     return weights._replace(same_side=inputs.as_given(weights.same_side))

@@ -224,8 +224,7 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcom
     checked = inputs.check_inputs(leaf, call.target.clone(), options, given)
     sums, maps, *_ = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=True)
     terms, v = cast("reduction.LossMaps", maps), checked.pixel_weight
-    place = reduction.places_of_labels(checked.labels()[0], checked.tables)
-    vu = reduction.edge_pixel_weight(place, terms.edge_mask, v, checked.edge_class_weight)
+    vu = reduction.edge_pixel_weight(checked, checked.labels()[0], terms.edge_mask)
     denominators = reduction.shared_denominators(reduction.scalars(sums), sums, checked, options)
     per_w, per_e = (reduction.ratio(1.0, denominator) for denominator in denominators)
     losses = {

@@ -259,7 +259,8 @@ def check_label_map(target: Tensor, *, multilabel: bool = False, classes: int | 
     dims = target.dim() - multilabel
     if dims in (3, 4) and (not multilabel or classes in (None, target.shape[1])):
         return
-    hint = {2: "; for a single image pass target.unsqueeze(0)", 5: "; for labels with a channel pass target.squeeze(1)"}
+    hint = {2: "; for a single image pass target.unsqueeze(0)"}
+    hint[5] = "; for labels with a channel pass target.squeeze(1), or multilabel=True if classes may overlap"
     lead = f"B, {classes or 'C'}" if multilabel else "B"
     expected = f"[{lead}, H, W] or [{lead}, D, H, W]"
     raise ValueError(f"target: expected {expected}, but got {list(target.shape)}{hint.get(dims, '')}")

@@ -72,7 +72,7 @@ ZEROS, LOGITS = torch.zeros(1, 4, 4, dtype=torch.long), torch.rand(1, 3, 4, 4)
 # Prediction, target, options, and the error.
 WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     (ZEROS, ZEROS[0], {}, ValueError, r"target: expected \[B, H, W\] or \[B, D, H, W\].* target.unsqueeze\(0"),
-    (ZEROS, ZEROS[None, None], {}, ValueError, r"but got \[1, 1, 1, 4, 4\].*target.squeeze\(1\)"),
+    (ZEROS, ZEROS[None, None], {}, ValueError, r"but got \[1, 1, 1, 4, 4\].*target.squeeze\(1\), or multil"),
     (LOGITS, ZEROS[None], {}, ValueError, r"pred: expected logits \[B, 3, D, H, W\] for num_cl"),
     (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
     (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),

@@ -203,7 +203,9 @@ def test_no_chart_is_alone(browse: Callable[[Path], Any], sized: Sized, tmp_path
     (tmp_path / "page.html").write_text(pages.page("a", [{"kind": "curves", "curves": 9 * [chart]}]), encoding="utf-8")
     for width, rows in {1920: [5, 4], 1280: [3, 3, 3], 390: [1] * 9}.items():
         sized(width, 844, False)
-        tops = browse(tmp_path / "page.html").execute_script("return findAll('.curves .card').map((one) => one.offsetTop)")
+        tops = browse(tmp_path / "page.html").execute_script(
+            "return findAll('.curves .card').map((one) => one.offsetTop)"
+        )
         assert [tops.count(top) for top in sorted(set(tops))] == rows
 
 

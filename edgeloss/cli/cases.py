@@ -71,9 +71,11 @@ def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
     if image is not None:
         suffixes[image] = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
-    common = set.intersection(*map(set, files.values()))
-    if not common:
-        raise InputError(f"{predictions[0]}: expected names as in {mask}, but got none that is in all folders")
+    common = set(files[mask])
+    for folder, in_folder in files.items():
+        if not common.intersection(in_folder):
+            raise InputError(f"{folder}: expected names as in {mask}, but got none that is in all folders")
+        common &= set(in_folder)
     for folder, in_folder in {} if options.skip_missing else files.items():
         if missing := sorted(set().union(*files.values()) - set(in_folder)):
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

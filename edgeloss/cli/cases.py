@@ -23,11 +23,13 @@ from edgeloss.io import (
     VOID_INDEX,
     InputError,
     Prediction,
+    Rgb,
     color_labels,
     files_by_stem,
     read_classes,
     read_image,
     read_labels,
+    read_palette,
     read_prediction,
 )
 from edgeloss.io.arrays import read_array
@@ -151,6 +153,7 @@ class Reader:
         given = options.ignore_index
         self.ignore_index: int = given if given is not None else VOID_INDEX if void is None else void
         self._colors = None if options.palette is None else color_labels(options.palette)
+        self._palette = None if options.palette is None else read_palette(options.palette)
         self._remap = options.remap or ()
 
     @property
@@ -159,6 +162,15 @@ class Reader:
         stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}
         given = {name: getattr(self._options, name) for name in OF_LOSS}
         return EdgeAwareLoss(ignore_index=self.ignore_index, upsample=True, **stateless, **given)
+
+    def palette(self, classes: int) -> list[Rgb] | None:
+        """Return the colors of the classes, None if they are not known."""
+        if (colors := self._palette) is None:
+            return None
+        if missing := [str(c) for c in range(classes) if c not in colors]:
+            path = self._options.palette
+            raise InputError(f"{path}: expected {classes} colors, but got none for class {', '.join(missing)}")
+        return [colors[c] for c in range(classes)]
 
     def read(self, files: CaseFiles) -> Case:
         """Read the files of one case, with a note about non-finite values and about masks without a usable label.

@@ -13,9 +13,9 @@ NOTHING = (0.0, 0.0, 0.0)  # off the edges, or a gradient of exactly 0
 RIGHT = (0.27, 0.46, 0.71)  # predicted as labeled
 WRONG = (0.84, 0.19, 0.15)  # predicted as another class; distinct from RIGHT for red-green-blind readers
 
-# Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING: in
-# OKLab (Ottosson 2020), to the reader to whom they differ least, of normal vision, deuteranopia and protanopia (Machado,
-# Oliveira & Fernandes 2009). The choice is among 12 levels per channel without near blacks, whites and grays.
+# Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING:
+# in OKLab (Ottosson 2020), to the reader to whom they differ least, of normal vision, deuteranopia and protanopia
+# (Machado, Oliveira & Fernandes 2009). The choice is among 12 levels per channel without near blacks, whites and grays.
 _COLORS = bytes.fromhex(
     "56b4e9e69f008b1746b9ffd11746a2008b2ea25da2e8d1ff74d18bffe85d5d5d002e7474178be85d467474a25d8bd1d1d1d12e5d5db9"
     "e88bd1b9748b8b4646b98b17a2e88bb95d00748bb9b94674a2745db9b95d8bb9a2b9b9ffffd1b98b46a28b74d1b9ff8b465d8bd18b74"

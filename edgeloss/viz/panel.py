@@ -97,8 +97,16 @@ def panel(
     return draw_panel(arrays, look, terms=terms, contours=contours, width=width)
 
 
-def draw_panel(arrays: Arrays, look: Look, *, terms: bool, contours: bool, width: float | None) -> TextFigure:
-    """Draw the arrays of a batch; the other arguments are those of :func:`panel`."""
+def draw_panel(
+    arrays: Arrays,
+    look: Look,
+    *,
+    terms: bool,
+    contours: bool,
+    width: float | None,
+    names: Sequence[str] | None = None,
+) -> TextFigure:
+    """Draw the arrays of a batch, with the names of its images; the other arguments are those of :func:`panel`."""
     if width is not None and not width >= NARROWEST_FIGURE:
         raise ValueError(
             f"width: expected at least {NARROWEST_FIGURE:.2g} inches, but got {width}; pass 3.3 for a column, or None"
@@ -108,8 +116,10 @@ def draw_panel(arrays: Arrays, look: Look, *, terms: bool, contours: bool, width
     for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
         borders = find_borders(truth) if contours else None
         image = None if look.images is None else look.images[index]
-        drawn = [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps]
-        blocks.append(_pictures_of_labels(truth, prediction, image, look.colors, borders) + drawn)
+        pictures = _pictures_of_labels(truth, prediction, image, look.colors, borders)
+        if names is not None:
+            pictures[0] = pictures[0]._replace(stats=f"{names[index]} · {pictures[0].stats}")
+        blocks.append(pictures + [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps])
     return draw_figure(blocks, arrays.target.shape[1:], _key(arrays, maps, look), title=look.title, width=width)
 
 

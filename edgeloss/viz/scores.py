@@ -149,6 +149,17 @@ def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
     return {name: shown(figures[key], form) for key, (name, form, _) in FIGURES.items() if key in figures}
 
 
+def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, str]:
+    """Return how much larger figures are, by their names: scores in points."""
+    changes = {}
+    for key, value in after.items():
+        name, form, _ = FIGURES[key]
+        if math.isfinite(change := value - before[key]):
+            text = f"{100 * change:+.1f}" if form.endswith("%") else f"{change:+.3f}"
+            changes[name] = text.replace("-", "−")
+    return changes
+
+
 def small_jpeg(picture: npt.NDArray[np.uint8], side: int = 360) -> bytes:
     """Return a picture [H, W, 3] as a JPEG whose longer side has at most ``side`` pixels."""
     small, file = Image.fromarray(picture), io.BytesIO()

@@ -20,8 +20,9 @@ const arrangeRows = () => {
 };
 addEventListener("resize", arrangeRows);
 
-parts.tiles = ({ title, values }) => {
-  const tiles = values.map(([name, value]) => element("div", {}, text("dt", name), text("dd", value)));
+parts.tiles = ({ title, values, changes }) => {
+  const shown = ([name, value]) => element("dd", {}, value, ...(changes[name] ? [" ", text("small", changes[name])] : []));
+  const tiles = values.map((one) => element("div", {}, text("dt", one[0]), shown(one)));
   return [...(title ? [text("h2", title)] : []), element("dl", { className: "tiles rows" }, ...tiles)];
 };
 

@@ -15,7 +15,7 @@ from edgeloss.viz.coloring import (
     Color,
     ColoredMap,
     Look,
-    color_gradient,
+    color_layer,
     color_maps,
     error_picture,
     picture_of_labels,
@@ -225,4 +225,4 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
         names = [f"{name}, slice {d} of {norm.shape[1]}" for name, d in zip(names, chosen, strict=True)]
         batch = np.arange(len(norm))
         norm, void = norm[batch, chosen], void[batch, chosen]
-    return names, color_gradient("gradient", norm, void)
+    return names, color_layer("gradient", norm, None, void)

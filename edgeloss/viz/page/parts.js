@@ -21,7 +21,10 @@ const arrangeRows = () => {
 addEventListener("resize", arrangeRows);
 
 parts.tiles = ({ title, values, changes }) => {
-  const shown = ([name, value]) => element("dd", {}, value, ...(changes[name] ? [" ", text("small", changes[name])] : []));
+  const shown = ([name, value]) => {
+    const change = changes[name] ? [" ", text("small", changes[name])] : [];
+    return element("dd", { className: /^(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
+  };
   const tiles = values.map((one) => element("div", {}, text("dt", one[0]), shown(one)));
   return [...(title ? [text("h2", title)] : []), element("dl", { className: "tiles rows" }, ...tiles)];
 };

@@ -44,22 +44,24 @@ class CaseFiles(NamedTuple):
 
     Attributes:
         name: without suffix.
-        prediction: logits, probabilities or labels.
         mask: the true labels.
         image: the picture, if there is one.
+        prediction: logits, probabilities or labels.
+        second: those of another network, if there is one.
     """
 
     name: str
-    prediction: Path
     mask: Path
     image: Path | None
+    prediction: Path
+    second: Path | None = None
 
 
-def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
+def find_cases(options: Namespace) -> list[CaseFiles]:
     """Match files, or the files of folders by name; hidden files and other suffixes are skipped.
 
     Returns:
-        The cases, sorted by name; of each, its files with the prediction of each network.
+        The cases, sorted by name.
 
     Raises:
         InputError: if a folder is empty, a name is missing from a folder, or no name is in all folders.
@@ -68,7 +70,7 @@ def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
     predictions = [given[name] for name in ("pred", "first", "second") if name in given]
     mask, image = options.mask, given.get("image")
     if not options.takes_folders:
-        return [tuple(CaseFiles(path.stem, path, mask, image) for path in predictions)]
+        return [CaseFiles(predictions[0].stem, mask, image, *predictions)]
     suffixes: dict[Path, tuple[str, ...]] = dict.fromkeys([*predictions, mask], LABEL_SUFFIXES)
     if image is not None:
         suffixes[image] = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
@@ -86,9 +88,11 @@ def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
                 " --skip-missing to leave out incomplete cases"
             )
     return [
-        tuple(
-            CaseFiles(name, files[path][name], files[mask][name], None if image is None else files[image][name])
-            for path in predictions
+        CaseFiles(
+            name,
+            files[mask][name],
+            None if image is None else files[image][name],
+            *(files[path][name] for path in predictions),
         )
         for name in sorted(common)
     ]

@@ -26,13 +26,13 @@ def view(options: Namespace) -> None:
     """Write a picture or report per case, and an index of the cases of a folder."""
     _keep_freed_memory()
     reader, output, is_folder = Reader(options), options.output, options.takes_folders
-    cases = [files for (files,) in find_cases(options)]
+    cases = find_cases(options)
     pages = [output / f"{files.name}.{options.page_format}" for files in cases] if is_folder else [output]
     page = output / "index.html" if is_folder else output
     if is_folder and page in {path.with_name(path.name.lower()) for path in pages}:
         raise InputError(f"{output}: expected names other than index, but got one; it would overwrite index.html")
     items, figures = [], []
-    for at, ((files,), said) in enumerate(with_progress([(files,) for files in cases])):
+    for at, (files, said) in enumerate(with_progress(cases)):
         case, examined = _write_page(files, pages[at], reader, options, said, _links(pages, at) if is_folder else {})
         if is_folder or options.as_json:
             item, shown = _describe(pages[at], case, examined, reader)
@@ -106,9 +106,9 @@ def compare(options: Namespace) -> None:
     reader, output = Reader(options), options.output
     names = [printable(name) for name in options.names or _names(options.first, options.second)]
     items: list[Item] = []
-    for both, said in with_progress(find_cases(options)):
+    for files, said in with_progress(find_cases(options)):
         said("reading")
-        items += _compare_case(both, names, reader, said)
+        items += _compare_case(files, names, reader, said)
         kept = {item.name for chosen in best_and_worst(items) for item in chosen}
         items = [item if item.name in kept else item._replace(large={}) for item in items]
     page = gallery(
@@ -136,16 +136,17 @@ def compare(options: Namespace) -> None:
         open_page(output)
 
 
-def _compare_case(both: Sequence[CaseFiles], names: Sequence[str], reader: Reader, said: Said) -> list[Item]:
+def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: Said) -> list[Item]:
     """Return what the page shows of each picture of a case."""
-    first, second = (reader.read(files) for files in both)
+    assert files.second is not None
+    first, second = reader.read(files), reader.read(files._replace(prediction=files.second))
     if first.classes != second.classes:
         raise InputError(
-            f"{both[1].prediction}: expected {first.logits.shape[1]} classes as in {both[0].prediction}, but got"
+            f"{files.second}: expected {first.logits.shape[1]} classes as in {files.prediction}, but got"
             f" {second.logits.shape[1]}; of labels, pass the number as --classes"
         )
     colors, items = class_colors(reader.palette(first.classes), first.classes), []
-    with errors_named(both[0].prediction):
+    with errors_named(files.prediction):
         first_arrays, second_arrays = (
             examine_images(case.logits, case.target, reader.criterion, details=False, said=said)
             for case in (first, second)

@@ -150,7 +150,7 @@ def test_view_metrics_and_diagnose_take_a_region(run: Run, folder: Path, drawn: 
     assert run("view", *files, "-o", folder / "p.png").code == 0
     assert drawn[0][0][1] == ["other", "1"]
     ran = run("metrics", *files, "--json", "--classes", 3)
-    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["images"] == 1, ran.err
     target = torch.from_numpy(mask[1:2]).long()
     expected = compute_arrays(half_logits()[None, 1:2], target, EdgeAwareLoss(upsample=True)).prediction
     right = float(((expected == 1) & (mask[1:2] == 1)).sum() / ((expected == 1) | (mask[1:2] == 1)).sum())

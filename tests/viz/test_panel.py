@@ -63,8 +63,9 @@ def test_maps_are_those_of_the_loss() -> None:
     assert leaf.grad is not None
 
     axes = pictures(panel(logits, target, criterion=criterion))
-    np.testing.assert_array_equal(drawn(axes["cross-entropy"]), maps.cross_entropy[0])
-    np.testing.assert_array_equal(drawn(axes["edge map"]), maps.edge[0])
+    # The kernels round otherwise than plain PyTorch, which panels are computed by.
+    np.testing.assert_allclose(drawn(axes["cross-entropy"]), maps.cross_entropy[0], rtol=1e-5)
+    np.testing.assert_allclose(drawn(axes["edge map"]), maps.edge[0], rtol=1e-5)
     valid = (target[0] >= 0).numpy()
     gradient = drawn(axes["|gradient|"])
     np.testing.assert_allclose(10 ** gradient[valid], leaf.grad.norm(dim=1)[0][valid], rtol=1e-5)

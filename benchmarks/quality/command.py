@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from baselines.recipes import RECIPES
+from command_line import Option, make_parser
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import read_labels, scored_batches, scored_set
@@ -170,7 +171,7 @@ PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
 COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 LOSSES = [RECIPES[name].title for name in ("ce", "weighted", "module")]
 # The commands that take an option, its name, default, meaning, and kind.
-OPTIONS: list[tuple[str, str, Any, str, dict[str, Any]]] = [
+OPTIONS: list[Option] = [
     ("plan", "plans", None, "plans of runs", PATH | {"nargs": "+"}),
     ("merge", "tables", None, "tables of results", PATH | {"nargs": "+"}),
     ("offsets crops", "plan", None, "a plan of finished runs", PATH),
@@ -193,35 +194,16 @@ OPTIONS: list[tuple[str, str, Any, str, dict[str, Any]]] = [
     ("plot", "--curve", None, "only that of", {"choices": [*SHOWN, "loss", "edge_weight"]}),
     ("plot offsets crops", "--output", IMAGES, "folder of the pictures", PATH),
     ("crops", "--seed", 0, "of the networks", COUNT),
-    (
-        "crops",
-        "--size",
-        None,
-        "of the images, not that of the plan's first run",
-        COUNT | {"nargs": 2, "metavar": ("H", "W")},
-    ),
+    ("crops", "--size", None, "of the images, not that of the plan's first run", {"type": int, "nargs": 2}),
     ("crops", "--window", 64, "pixels per side", COUNT),
-    (
-        "crops",
-        "--percentile",
-        [100.0, 50.0, 0.0],
-        "of the crops by how far the last loss is ahead of the first",
-        {"type": float, "nargs": "+", "metavar": "P"},
-    ),
+    ("crops", "--percentile", [100.0, 50.0, 0.0], "by how far the last loss is ahead", {"type": float, "nargs": "+"}),
 ]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, (_, about) in COMMANDS.items():
-        added = commands.add_parser(command, help=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        for takers, name, default, meaning, kind in OPTIONS:
-            if command in takers.split():
-                added.add_argument(name, help=meaning, **({"default": default} if name.startswith("-") else {}), **kind)
-    return parser.parse_args(arguments)
+    commands = {command: about for command, (_, about) in COMMANDS.items()}
+    return make_parser(DESCRIPTION, EXAMPLES, commands, OPTIONS).parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,8 +18,8 @@ BASELINE = "cross-entropy"
 
 SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given"
 DIFFERENCES = (
-    "Differences to {} with the same seed, points where no unit is given: mean, bold where its interval excludes 0; 95 %"
-    " interval (Student's t); p-value (Holm, over the losses); the seeds"
+    "Differences to {} with the same seed, points where no unit is given: mean, bold where its interval excludes 0;"
+    " 95 % interval (Student's t); p-value (Holm, over the losses); the seeds"
 )
 
 Summary = dict[str, Any]

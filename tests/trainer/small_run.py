@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from PIL import Image
+from small_masks import save
 
 VOID = 255
 CLASSES = ["ground", "box", "bar"]
@@ -20,8 +20,6 @@ def write_config(root: Path) -> Path:
     rng = np.random.default_rng(0)
     colors = np.array([[60, 90, 60], [200, 60, 60], [70, 70, 220]])
     for split, count in {"train": 5, "val": 3}.items():
-        for kind in ("images", "masks"):
-            (root / split / kind).mkdir(parents=True)
         for i in range(count):
             mask = np.zeros((32, 32), np.uint8)
             top, left = rng.integers(2, 14, 2)
@@ -29,8 +27,7 @@ def write_config(root: Path) -> Path:
             mask[:, 26:29] = 2
             image = np.clip(colors[mask] + rng.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
             mask[:3] = VOID
-            Image.fromarray(image).save(root / split / "images" / f"{split}{i}.png")
-            Image.fromarray(mask).save(root / split / "masks" / f"{split}{i}.png")
+            save(root / split, f"{split}{i}", mask, image)
     (root / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(CLASSES)) + f"{VOID} void\n")
     values = {
         "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False},

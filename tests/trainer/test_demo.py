@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import wait_for_end
-from small_run import metrics_of
+from small_data import metrics_of
 
 import demo
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from small_masks import pixels
+from small_data import pixels
 from torch import Tensor
 
 import predict

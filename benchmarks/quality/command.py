@@ -20,11 +20,11 @@ from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import read_labels, scored_batches, scored_set
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
-from quality.runs import Place, key_of, pick, read_plan, run_of
+from quality.runs import Place, Run, key_of, pick, read_plan, run_of
 from quality.scores import METRICS, SHOWN
 from quality.tables import BASELINE, markdown, rows_of, summarize
 from quality.training import execute, load_network
-from result_table import Row, add_rows, read_rows
+from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
 from segkit.data import denormalize
 
@@ -82,26 +82,26 @@ def do_merge(options: argparse.Namespace) -> None:
         add_rows(options.results, rows, key_of)
 
 
-def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Row]]:
-    """Read the results of `table` and `plot`, of the chosen losses and the baseline."""
+def chosen_runs(options: argparse.Namespace, baseline: str = BASELINE) -> list[Run]:
+    """Return the runs of a plan, or of the table of results, with the chosen losses and the baseline."""
+    split = vars(options).get("split", "val")
     if options.plan:
-        runs = read_plan(options.plan, held_out=options.split == "held-out")
+        runs = read_plan(options.plan, held_out=split == "held-out")
     else:
-        runs = [run for run in map(run_of, read_rows(options.results)) if run.split == options.split]
-    if options.losses:
-        chosen = {baseline, *pick(runs, options.losses)}
-        runs = [run for run in runs if run.title in chosen]
-    return rows_of(options.results, runs)
+        runs = [run for run in map(run_of, read_rows(options.results)) if run.split == split]
+    chosen = {baseline, *(pick(runs, options.losses) if options.losses else {run.title for run in runs})}
+    return [run for run in runs if run.title in chosen]
 
 
 def do_table(options: argparse.Namespace) -> None:
     """Print the results."""
-    print(markdown(read_chosen(options, options.baseline), options.baseline, options.metrics))
+    results = rows_of(options.results, chosen_runs(options, options.baseline))
+    print(markdown(results, options.baseline, options.metrics))
 
 
 def do_plot(options: argparse.Namespace) -> None:
     """Draw the results."""
-    sets = read_chosen(options, BASELINE)
+    sets = rows_of(options.results, chosen_runs(options))
     if options.curve:
         plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
         return
@@ -112,10 +112,7 @@ def do_plot(options: argparse.Namespace) -> None:
 def do_offsets(options: argparse.Namespace) -> None:
     """Score finished runs at several operating points."""
     torch.set_num_threads(options.threads)
-    runs = read_plan(options.plan)
-    if options.losses:
-        chosen = pick(runs, options.losses)
-        runs = [run for run in runs if run.title in chosen]
+    runs = chosen_runs(options, options.baseline)
     sweep(runs, place_of(options))
     results = rows_of(options.results, runs)
     for settings, rows in results.items():

@@ -78,15 +78,14 @@ def ratios(case: str) -> str:
     return " | ".join(", ".join(f"{rows[case]['ratio'][name]:.2f}" for rows in speed().values()) for name in NAMES[1:])
 
 
-def cases_table(first: str, group: str, *, held: bool) -> list[str]:
+def cases_table(group: str) -> list[str]:
     """Return the table of a group of cases."""
     rows = []
     for case in CASES[group]:
         row = speed()["AVX2"][case.name]
         held_bytes = ", ".join(f"{size / 1e6:.1f}" for size in row["held_bytes"].values())
-        cells = [case.name, f"{row['logits']} {row['dtype']}", ratios(case.name), *[held_bytes] * held]
-        rows.append(" | ".join(cells))
-    return table(f"{first} | logits | default: | `region_weight=0`:" + " | held, MB:" * held, rows)
+        rows.append(f"{case.name} | {row['logits']} {row['dtype']} | {ratios(case.name)} | {held_bytes}")
+    return table("case | logits | default: | `region_weight=0`: | held, MB:", rows)
 
 
 SHORT = {
@@ -261,17 +260,17 @@ FIGURES = {
     "speed": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
         {
-            "docs/performance.md": lambda: cases_table("case", "table", held=True),
+            "docs/performance.md": partial(cases_table, "table"),
             "README.md": lambda: table(
                 "logits | `EdgeAwareLoss()`: | `region_weight=0`:", (f"{SHORT[c]} | {ratios(c)}" for c in SHORT)
             ),
         },
-        {"docs/performance.md": lambda: machines("cores", "threads"), "README.md": memory_sentences},
+        {"docs/performance.md": partial(machines, "cores", "threads"), "README.md": memory_sentences},
         results="speed.jsonl",
     ),
     "cliffs": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --cliffs",
-        {"docs/performance.md": lambda: cases_table("random labels", "cliffs", held=False)},
+        {"docs/performance.md": partial(cases_table, "cliffs")},
         results="speed.jsonl",
     ),
     "gpu": Figures(
@@ -298,10 +297,7 @@ FIGURES = {
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
         {"docs/README.md": landing_table},
     ),
-    "gains": Figures(
-        f"{OF_PLAN}/quality-sets.yaml",
-        {"docs/quality.md": partial(gains_table, OURS, BASELINE)},
-    ),
+    "gains": Figures(f"{OF_PLAN}/quality-sets.yaml", {"docs/quality.md": partial(gains_table, OURS, BASELINE)}),
     "region": Figures(
         f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
         {"docs/quality.md": partial(gains_table, OURS, NO_REGIONS)},
@@ -312,18 +308,14 @@ FIGURES = {
         results="offsets.jsonl",
     ),
     "rivals": Figures(
-        f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}",
-        {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")},
+        f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}", {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")}
     ),
     "pretrained": Figures(
         f"{OF_PLAN}/quality-pretrained.yaml {OF_TABLE}",
         {"docs/quality.md": partial(trained_table, "quality-pretrained.yaml")},
         {"docs/quality.md": pretrained_sentences},
     ),
-    "behind": Figures(
-        f'{OF_PLAN}/quality-pretrained.yaml --baseline "{NEW}"',
-        {"docs/quality.md": behind_table},
-    ),
+    "behind": Figures(f'{OF_PLAN}/quality-pretrained.yaml --baseline "{NEW}"', {"docs/quality.md": behind_table}),
 }
 TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out images
 FIGURES |= {

@@ -80,11 +80,11 @@ class Evaluation(NamedTuple):
 
     Attributes:
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
-        maps: differentiable; None unless asked for.
+        maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         regions: None where the region term has no weight.
-        attach: makes a loss, 0-d, a function of the logits, by the factors of its terms; None if the sums and regions
-            are differentiable.
+        attach: makes a loss, 0-d or a map [B, *S], a function of the logits, by the factors of its terms, that of the
+            region term a map as well; None if all is differentiable.
     """
 
     sums: Tensor
@@ -117,7 +117,10 @@ def reduce(
     if terms or attach is None or kernels is None:
         totals = term_totals(sums.unbind() if attach is None else rows, regions)
     if options.reduction == "none" and of_pixels is not None:
-        loss = inputs.as_given(total_map(of_pixels, inputs, options, edge_scale, regions)).to(dtype)
+        loss, of_region = total_map(of_pixels, inputs, options, edge_scale, regions)
+        if attach is not None:
+            loss = attach(loss, [*term_factors([1.0, 1.0], options, edge_scale)[:REGION], of_region])
+        loss = inputs.as_given(loss).to(dtype)
     else:
         if attach is None or kernels is None:
             factors = term_factors(denominators, options, edge_scale)
@@ -361,18 +364,20 @@ def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: 
 
 def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
-) -> Tensor:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S]."""
-    v, place = inputs.pixel_weight, places_of_labels(inputs.target.long(), inputs.tables)
-    vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
+) -> tuple[Tensor, Tensor | None]:
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S], and R's factor."""
+    (y, valid), v, of_region = inputs.labels(), inputs.pixel_weight, None
+    place = places_of_labels(y, inputs.tables)
+    vu = edge_pixel_weight(place, valid, v, inputs.edge_class_weight)
     off_edges, edge = _combine((options.ce_weight, maps.cross_entropy)), _combine((options.edge_weight, maps.edge))
     edge = edge if edge_scale is None else edge * edge_scale
     off_edges = weigh(off_edges, v)
     if regions is not None:
-        of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
-        of_pixels = weights_of_pixels(place, inputs.labels()[1], inputs.weight, v)
-        off_edges = off_edges + of_image.view(-1, *[1] * (place.dim() - 1)) * of_pixels
-    return off_edges + weigh(edge, vu)
+        real = result_dtype(inputs.logits)
+        of_image = regions.value.to(real).repeat_interleave(inputs.tables).view(-1, *[1] * (place.dim() - 1))
+        of_region = options.region_weight * weights_of_pixels(place, valid, inputs.weight, v).to(real)
+        off_edges = off_edges + of_image * of_region
+    return off_edges + weigh(edge, vu), of_region
 
 
 def weigh(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -91,14 +91,14 @@ class Call:
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    """Return the sums, counts and regions of a call, then the state that backward reads."""
+    """Return what ``edgeloss.fused.Outputs`` has of a call, then the state that backward reads."""
     call = Call(EdgeLossInputs(*args))
-    outputs = operators.new_outputs(call.given, call.numbers)
+    *outputs, maps = operators.new_outputs(call.given, call.numbers)
     state = operators.new_state(call.given, call.numbers, call.saved)
     if call.shape.numel() == 0:
-        return *(values.zero_() for values in outputs), *state
+        return *(values.zero_() for values in outputs), maps, *state
     with torch.cuda.device_of(call.logits):
-        return *_forward(call, state, *outputs), *state
+        return *_forward(call, state, *outputs), maps, *state
 
 
 def _forward(

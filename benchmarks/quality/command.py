@@ -17,7 +17,7 @@ from baselines.recipes import RECIPES
 from command_line import Option, make_parser
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_crops, summary, windows
-from quality.data import read_labels, scored_batches, scored_set
+from quality.data import open_part, read_labels, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import Place, Run, key_of, pick, read_plan, run_of
@@ -138,7 +138,7 @@ def predict(options: argparse.Namespace) -> tuple[Split, str]:
         network = load_network(run, place)
         batches = [network(batch.to(options.device)).argmax(1).cpu() for batch in images.split(8)]
         predictions[title] = torch.cat(batches)
-    names, labels = scored_set(first, place)[0].names, read_labels(place.root / first.data)
+    names, labels = open_part(first, place, scored=True)[0].names, read_labels(place.root / first.data)
     split = Split(names, denormalize(images), target, predictions, *labels)
     baseline, *_, ours = chosen
     return split, f"{ours} against {baseline}; {first.data}, {first.split}, seed {options.seed}"

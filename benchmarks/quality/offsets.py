@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight
-from quality.data import read_labels, read_targets, scored_batches, scored_set, training_set
+from quality.data import open_part, read_labels, read_targets, scored_batches
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, evaluate
 from quality.tables import by_loss, markdown, title_of
@@ -65,7 +65,8 @@ def sweep(runs: Sequence[Run], place: Place) -> None:
         except CheckpointError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        images = {"train": len(training_set(run, place)[1]), "evaluated": len(scored_set(run, place)[1])}
+        parts = {"train": False, "evaluated": True}
+        images = {name: len(open_part(run, place, scored=scored)[1]) for name, scored in parts.items()}
         row = {"run": asdict(run), "split": run.split, "images": images}
         row |= {"classes": read_labels(place.root / run.data)[0], "offsets": list(OFFSETS), "scores": scores}
         add_rows(place.results, [row], key_of)

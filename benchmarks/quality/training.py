@@ -26,11 +26,11 @@ from measure import INSTRUCTIONS, processes, processor
 from quality.data import (
     augmentation,
     load_batch,
+    open_part,
     read_labels,
     read_targets,
     scored_batches,
     split_indices,
-    training_set,
     work_of,
 )
 from quality.efficientnet import EfficientUNet
@@ -73,7 +73,7 @@ class Training:
         """Open the data, and resume from the checkpoint if there is one."""
         self.run, self.place = run, place
         self.classes, self.void = read_labels(place.root / run.data)
-        self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
+        self.train_set, self.chosen = open_part(run, place, augment=augmentation(run))
         self.evaluated = [(x.to(place.device), y.to(place.device)) for x, y in scored_batches(run, place)]
         self.thin = thin_class(run.data, self.classes)
 

@@ -92,7 +92,9 @@ class SegmentationModule(LightningModule):
         self._normalizer: tuple[Tensor, Tensor] | None = None
         self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
         # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
-        self.means = nn.ModuleDict({name: _mean() for name in FIGURES})
+        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in FIGURES})
+        for mean in self.means.values():
+            mean.persistent(True)
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -200,9 +202,3 @@ class SegmentationModule(LightningModule):
             "network": self.options,
             "data": dict(data),
         }
-
-
-def _mean() -> MeanMetric:
-    mean = MeanMetric(nan_strategy="ignore")
-    mean.persistent(True)
-    return mean

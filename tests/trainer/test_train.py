@@ -15,7 +15,7 @@ import pytest
 import torch
 from packages import require
 from page_data import parts_of
-from small_run import CLASSES, VOID, metrics_of, run_in, state_of, write_config
+from small_data import CLASSES, VOID, metrics_of, run_in, state_of, write_config
 
 require("lightning")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
+import edgeloss
 from edgeloss import EdgeAwareLoss
 from edgeloss.options import Options
 from segkit.loader import MicroBatch, mixed_seed
@@ -194,11 +195,12 @@ class SegmentationModule(LightningModule):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what `segkit.checkpoint.open_network` needs."""
+        """Add what `segkit.checkpoint.open_network` returns."""
         data = getattr(self.trainer.datamodule, "source", {})
         checkpoint["segmentation"] = {
             "classes": list(self.classes),
             "ignore_index": self.criterion.ignore_index,
             "network": self.options,
             "data": dict(data),
+            "edgeloss": edgeloss.__version__,  # defaults of the loss change with it
         }

@@ -85,7 +85,7 @@ struct Outputs {
 
 inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& distance,
                            const Geometry& g, const Options& options) {
-  const auto flat = [&](int64_t length, ScalarType type) { return new_tensor(logits, {length}, type); };
+  const auto flat = [&](int64_t length, ScalarType type) { return torch::stable::new_empty(logits, {length}, type); };
   const int64_t images = options.regions ? g.batch / g.tables : 0;
   std::vector<int64_t> maps = sizes_of(target);
   maps.insert(maps.begin(), options.maps ? Row::kTerms : 0);
@@ -93,8 +93,8 @@ inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const std
           flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
           flat(images, ScalarType::Double),
           flat(images, ScalarType::Double),
-          new_tensor(logits, maps, real_type(logits)),
-          {new_tensor(logits, sizes_of(target), ScalarType::Short),
+          torch::stable::new_empty(logits, maps, real_type(logits)),
+          {torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short),
            flat(state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte), distance}};
 }
 

@@ -75,14 +75,15 @@ def speed() -> dict[str, dict[str, Row]]:
 
 def ratios(case: str) -> str:
     """Return the ratios of a case as cells."""
-    return " | ".join(", ".join(f"{rows[case]['ratio'][name]:.2f}" for rows in speed().values()) for name in NAMES[1:])
+    found = [rows[case]["ratio"] for rows in speed().values() if case in rows]
+    return " | ".join(", ".join(f"{ratio[name]:.2f}" for ratio in found) for name in NAMES[1:])
 
 
 def cases_table(group: str) -> list[str]:
     """Return the table of a group of cases."""
     rows = []
     for case in CASES[group]:
-        row = speed()["AVX2"][case.name]
+        row = next(rows[case.name] for rows in speed().values() if case.name in rows)
         held_bytes = ", ".join(f"{size / 1e6:.1f}" for size in row["held_bytes"].values())
         rows.append(f"{case.name} | {row['logits']} {row['dtype']} | {ratios(case.name)} | {held_bytes}")
     return table("case | logits | default: | `region_weight=0`: | held, MB:", rows)
@@ -309,6 +310,9 @@ FIGURES = {
     ),
     "rivals": Figures(
         f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}", {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")}
+    ),
+    "quarter": Figures(
+        f"{OF_PLAN}/quality-quarter.yaml {OF_TABLE}", {"docs/tried.md": partial(trained_table, "quality-quarter.yaml")}
     ),
     "pretrained": Figures(
         f"{OF_PLAN}/quality-pretrained.yaml {OF_TABLE}",

@@ -221,7 +221,7 @@ def speed(place: Place) -> Tasks:
             result[name] = {**figures, "added_bytes": added_memory(step, place.device), "kernels": place.kernels(step)}
         return result
 
-    for case in place.few([case for case in losses.CASES["table"] if "power" not in case.options]):
+    for case in place.few([case for case in losses.CASES["table"] if not {"power", "reduction"} & case.options.keys()]):
         size = [n * (4 if "upsample" in case.options else 1) for n in case.shape[2:]]
         yield case.name, partial(run, replace(case, shape=place.fitted(case.shape, size)[0]))
 

@@ -61,6 +61,7 @@ CASES = {
         Case("upsampled, 150 classes", (2, 150, 128, 128), UPSAMPLE),
         Case("upsampled, 2 classes", (8, 2, 128, 128), UPSAMPLE),
         Case("power -1", STREET, {"power": -1.0}),
+        Case("a map, reduction none", STREET, {"reduction": "none"}),
     ],
     "cliffs": [  # with random labels: nearly every pixel is an edge pixel, and small images have nearly all classes
         Case("noise", (1, 19, 384, 384)),
@@ -93,24 +94,25 @@ def make_inputs(case: Case, masks: Path | None) -> tuple[Tensor, Tensor, float]:
     return logits, torch.from_numpy(labels).long(), edge_fraction(labels.reshape(-1, *size), radius)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Compute the cross-entropy that a case is compared with."""
     size = target.shape[-(logits.dim() - 2) :]
     if logits.shape[2:] != size:
         logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
     if logits.shape[1] == 1 or target.dim() == logits.dim():
-        return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype))
-    return F.cross_entropy(logits, target, ignore_index=VOID)
+        return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype), reduction=reduction)
+    return F.cross_entropy(logits, target, ignore_index=VOID, reduction=reduction)
 
 
 def make_losses(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[Tensor, Tensor], Any]]:
     """Return the losses by name."""
     criterion = partial(EdgeAwareLoss, ignore_index=VOID, **case.options)
+    plain = partial(cross_entropy, reduction=case.options.get("reduction", "mean"))
     losses: dict[str, Callable[[], Callable[[Tensor, Tensor], Any]]] = {
-        "cross-entropy": lambda: cross_entropy,
+        "cross-entropy": lambda: plain,
         "EdgeAwareLoss": lambda: criterion(backend="fused"),
         "region_weight=0": lambda: criterion(backend="fused", region_weight=0),
-        "compiled cross-entropy": lambda: torch.compile(cross_entropy),
+        "compiled cross-entropy": lambda: torch.compile(plain),
     }
     return {name: losses[name]() for name in names}
 
@@ -121,7 +123,7 @@ def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
     logits, target, fraction = make_inputs(case, masks)
 
     def step(forward: Callable[[], Any]) -> None:
-        forward().backward()
+        forward().sum().backward()
         logits.grad = None  # here, so that each loss pays for freeing its own gradient
 
     forwards = {name: partial(loss, logits, target) for name, loss in make_losses(case, NAMES).items()}

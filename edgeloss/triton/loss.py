@@ -106,6 +106,16 @@ def read_pixel(x, maps, image, p, inside, grid):
     return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, y * 0)
 
 
+@triton.jit
+def seen_pixel(x, maps, image, p, inside, grid):
+    """Return pixels of an image that have seen all logits; where they do not count, shares are 0."""
+    to = image * grid.pixels + p
+    y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
+    m, r = tl.load(maps.m + to, mask=y >= 0, other=FAR), tl.load(maps.r + to, mask=y >= 0, other=0.0)
+    top = tl.load(maps.top + to, mask=y >= 0, other=0).to(tl.int32)
+    return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, top)
+
+
 # ----------------------------------------------------------------------------------------------------------- softmax
 
 
@@ -222,22 +232,14 @@ def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
 
 
 @triton.jit
-def cell_pixel(x, maps, image, z, row, column, exists, start, n, grid, STEPS: tl.constexpr):
-    """Return pixel n of cells of 3 pixels per axis, STEPS in all, whose first pixels and their logits are given."""
-    row, column, step = row + n // 3 % 3, column + n % 3, n // 3 % 3 * grid.size.width + n % 3
+def cell_pixel(x, maps, image, z, row, column, exists, n, grid, STEPS: tl.constexpr):
+    """Return pixel n of cells of 3 pixels per axis, STEPS in all, whose first pixels are given."""
+    row, column = row + n // 3 % 3, column + n % 3
     inside = exists & (row >= 0) & (row < grid.size.height) & (column >= 0) & (column < grid.size.width)
     if STEPS == 27:
-        z, step = z + n // 9, step + n // 9 * (grid.size.height * grid.size.width)
+        z += n // 9
         inside = inside & (z >= 0) & (z < grid.size.depth)
-    to = image * grid.pixels + ((z * grid.size.height + row) * grid.size.width + column)
-    y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
-    m = tl.load(maps.m + to, mask=y >= 0, other=FAR)  # where no pixel counts, and shares are 0
-    r = tl.load(maps.r + to, mask=y >= 0, other=0.0)
-    if x.axes == 0:  # a step from the first one, the same for all cells
-        at = (start + tl.cast(step, tl.int64) * x.pixel,)
-    else:
-        at = places(x, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid.size)
-    return Pixel(at, to, y >= 0, y, m, r, y)
+    return seen_pixel(x, maps, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid)
 
 
 @triton.jit
@@ -265,11 +267,10 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
     z, row, column = cell_z * (STEPS // 9), cell_y * 3 - 1, cell_x * 3 - 1
     if STEPS == 27:
         z = z - 1
-    start = image * x.image + ((z * grid.size.height + row) * grid.size.width + column).to(tl.int64) * x.pixel
     of_maps = area.depth * area.height * area.width
     for group in range(STEPS // len(numbers)):
         n = group * len(numbers)
-        pixels = [cell_pixel(x, maps, image, z, row, column, exists, start, n + i, grid, STEPS) for i in numbers]
+        pixels = [cell_pixel(x, maps, image, z, row, column, exists, n + i, grid, STEPS) for i in numbers]
         of_map, last = image * MAPS, image * MAPS + MAPS
         c = tl.load(maps.map_class + of_map).to(tl.int32)
         values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for pixel in pixels]
@@ -352,11 +353,8 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
-    pixel = read_pixel(x, maps, image, p, inside, grid)
+    pixel = seen_pixel(x, maps, image, p, inside, grid)
     at, y, ok = pixel.at, pixel.y, pixel.ok
-    m = tl.load(maps.m + start + p, mask=ok, other=0.0)
-    r = tl.load(maps.r + start + p, mask=ok, other=0.0)
-    pixel = Pixel(at, p, ok, y, m, r, tl.load(maps.top + start + p, mask=ok, other=0).to(tl.int32))
     rest = tl.zeros(p.shape, x.real)
     spread = tl.load(factors).to(x.real) * of_pixel(image, p, ok, grid)
     own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)

@@ -33,7 +33,7 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(operators.averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
-    constants = map(constant, (classes, real, numbers.decay, numbers.label_smoothing))
+    constants = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
     return Grid(size, *sizes, *counts, None, None, *constants)
 
 

@@ -256,11 +256,10 @@ def add_cells(z, r, pixels, values, c):
 def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
     """Write the sums of z and r under averages, of as many pixels of cells at a time as ``numbers``.
 
-    Averages are [B, M, *A], with M = 1 of two classes, the second, else C, for the classes of ``map_class``: z of the
+    Averages are [B, M, *A], with M = ``grid.maps``, for the classes of ``map_class``: z of the
     labels' indicators, int8, and r of what the shares leave of them.
     """
     image, t, exists = tile(count, TILE)
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
     area = grid.averages
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
     to, has = average_at(cell_z, cell_y, cell_x, exists, area)
@@ -271,7 +270,7 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
     for group in range(STEPS // len(numbers)):
         n = group * len(numbers)
         pixels = [cell_pixel(x, maps, image, z, row, column, exists, n + i, grid, STEPS) for i in numbers]
-        of_map, last = image * MAPS, image * MAPS + MAPS
+        of_map, last = image * grid.maps, (image + 1) * grid.maps
         c = tl.load(maps.map_class + of_map).to(tl.int32)
         values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for pixel in pixels]
         while c >= 0:
@@ -297,11 +296,10 @@ def load_slopes(maps, grid, of_map, a):
 
 
 @triton.jit
-def of_class_map(maps, image, c, mask, x):
+def of_class_map(maps, image, c, mask, grid):
     """Return the number of the map of averages of classes c of an image, -1 where there is none."""
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
-    place = tl.load(maps.class_map + image * x.classes + c, mask=mask, other=IGNORED).to(tl.int32)
-    return tl.where(place >= 0, image.to(tl.int32) * MAPS + place, IGNORED)
+    place = tl.load(maps.class_map + image * grid.classes + c, mask=mask, other=IGNORED).to(tl.int32)
+    return tl.where(place >= 0, image.to(tl.int32) * grid.maps + place, IGNORED)
 
 
 @triton.jit
@@ -336,8 +334,7 @@ def of_maps(x, maps, grid, pixel, of_map, last, average, numbers):
 @triton.jit
 def mean_slope(x, maps, grid, pixel, image, average):
     """Return Σ e^(x_c - m) g_c of pixels, without the likeliest class; g is 0 of classes without a map."""
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
-    mean, of_map, last = tl.zeros(average.shape, x.real), image * MAPS, image * MAPS + MAPS
+    mean, of_map, last = tl.zeros(average.shape, x.real), image * grid.maps, (image + 1) * grid.maps
     numbers = (0,) if x.classes == 2 else (0, 1, 2, 3)
     while of_map < last:
         classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
@@ -384,7 +381,7 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
         # Less the slope of the likeliest class nothing cancels where it is nearly sure: Σ_c e^(x_c - m) (g_c - base),
         # where the other classes add up to r.
-        base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, x), average)
+        base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, grid), average)
         mean = mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r
         rest -= to_region * mean / (1 + pixel.r)
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
@@ -440,21 +437,20 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
     around pixels next to more than one.
     """
     SPARSE: tl.constexpr = of_region is not None and x.classes > MANY
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
     pixel, ok, average = state.pixel, state.pixel.ok, state.average
     numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
     for start in range(0, x.classes, len(numbers)):
         values, slopes = [load(x, pixel.at, start + i, ok & (start + i < x.classes)) for i in numbers], state.rest
         if of_region is not None and not SPARSE:
             slopes = [
-                load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, x), average)
+                load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, grid), average)
                 for i in numbers
             ]
         for i in tl.static_range(len(numbers)):
             slope = None if of_region is None else 0.0 if SPARSE else slopes[i]
             write_class(x, g, in_part, image, inside, values[i], start + i, slope, state, further, 0.0, grid)
     if SPARSE:
-        of_map, last = image * MAPS, image * MAPS + MAPS
+        of_map, last = image * grid.maps, (image + 1) * grid.maps
         while of_map < last:
             classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
             for i in tl.static_range(len(numbers)):
@@ -466,7 +462,7 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
             k, unused = further_weight(n, maps, start, pixel.p, pixel.y, state.first, grid)
             v, slope = load(x, pixel.at, k, k >= 0), None
             if of_region is not None:
-                slope = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, x), average)
+                slope = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, grid), average)
             p, left, is_likely = share(v, pixel)
             weight = further_weights(k, maps, start, pixel.p, pixel.y, state.first, grid)
             weight = tl.where(is_likely | (k < 0), 0.0, weight)

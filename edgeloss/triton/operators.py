@@ -40,9 +40,8 @@ class Maps(NamedTuple):
 STATE = Maps._fields[: Maps._fields.index("same")]  # what forward leaves to backward
 
 
-def count_maps(inputs: EdgeLossInputs) -> int:
+def maps_of_image(classes: int) -> int:
     """Return M, the number of maps of averages of an image: of two classes, the second alone has one."""
-    classes = inputs.logits.shape[1]
     return classes if classes > 2 else 1
 
 
@@ -70,7 +69,7 @@ def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
         return inputs.logits.new_empty(size, dtype=dtype) if exists else None
 
     edges, regions, keeps = bool(numbers.edges), has_regions(shape, numbers), bool(numbers.keeps_state)
-    decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], count_maps(inputs))
+    decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
     return Maps(
         label=new(True, torch.int16),
         m=new(keeps or regions),

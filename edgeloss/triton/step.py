@@ -72,17 +72,14 @@ def collect_kernel(
                 value = column_sum(of_labels + WEIGHT, image * of_image, end, ROWS_OF_SUMS, TILE)
                 tl.store(weights + image // grid.tables, value)
         if present is not None:
-            CLASSES: tl.constexpr = grid.classes
-            FIRST: tl.constexpr = 1 if CLASSES == 2 else 0
-            MAPS: tl.constexpr = CLASSES - FIRST
             k = tl.arange(0, WIDE)
-            is_there = tl.load(present + image * CLASSES + k, mask=k < CLASSES, other=0).to(tl.int32)
-            is_there = tl.where((tl.sum(is_there) > 1) & (k >= FIRST), is_there, 0)
+            is_there = tl.load(present + image * grid.classes + k, mask=k < grid.classes, other=0).to(tl.int32)
+            is_there = tl.where((tl.sum(is_there) > 1) & (k >= grid.classes - grid.maps), is_there, 0)
             place = tl.where(is_there > 0, tl.cumsum(is_there, 0) - 1, IGNORED)
-            tl.store(maps.class_map + image * CLASSES + k, place.to(tl.int16), mask=k < CLASSES)
-            map_class = maps.map_class + image * MAPS
+            tl.store(maps.class_map + image * grid.classes + k, place.to(tl.int16), mask=k < grid.classes)
+            map_class = maps.map_class + image * grid.maps
             tl.store(map_class + place, k.to(tl.int16), mask=is_there > 0)
-            tl.store(map_class + k, (k * 0 + IGNORED).to(tl.int16), mask=(k >= tl.sum(is_there)) & (k < MAPS))
+            tl.store(map_class + k, (k * 0 + IGNORED).to(tl.int16), mask=(k >= tl.sum(is_there)) & (k < grid.maps))
 
 
 # ---------------------------------------------------------------------------------------------------------- the loss

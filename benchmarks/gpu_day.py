@@ -7,8 +7,7 @@ The steps, in this order. Results are added to a table as they come, and what ha
              some GradScaler and torch.compile; tests/kernels/test_cuda.py has others
   agreement  random calls of the tests, compared with plain PyTorch in float64 on the CPU
   speed      the cases of benchmarks/speed.py, compared with cross-entropy, the time to enqueue a step, and its memory
-  bandwidth  the calls of tools/gpu_model.py and the time of their kernels, compared with the bytes they have to move
-             and with a copy
+  bandwidth  a copy, and the calls of tools/gpu_model.py with the time of their kernels, next to the aim of each
 
 Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed.
 `--device cpu` runs the same code on small tensors in Triton's interpreter; its times mean nothing.
@@ -42,7 +41,7 @@ from check_gpu import FORMS  # noqa: E402
 from edgeloss import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 from label_maps import VOID, regions  # noqa: E402
-from measure import added_memory, alone, median_seconds, processes  # noqa: E402
+from measure import added_memory, median_seconds, processes  # noqa: E402
 from result_table import Row, add_rows, read_rows  # noqa: E402
 from timing import losses  # noqa: E402
 
@@ -121,8 +120,7 @@ def checks(place: Place) -> Tasks:
     """Yield the checks of the forms."""
 
     def same_bits(step: Step, _: Tensor) -> Row:
-        (value, gradient), (again, gradient_again) = step(times=2), step()
-        return {"error": error_of(value, again, 0.0) + error_of(gradient, gradient_again, 0.0)}
+        return {"error": max(error_of(*both, 0.0) for both in zip(step(times=2), step(), strict=True))}
 
     def scaler(step: Step, x: Tensor) -> Row:
         scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
@@ -132,7 +130,7 @@ def checks(place: Place) -> Tasks:
         return {"error": error_of(gradient, step()[1], 2 * torch.finfo(torch.float16).eps)}
 
     def compiled(step: Step, _: Tensor) -> Row:
-        return {"error": error_of(torch.compile(step)()[1], step()[1], 1e-6)}
+        return {"error": max(error_of(*both, 1e-6) for both in zip(torch.compile(step)(), step(), strict=True))}
 
     kinds: list[tuple[Callable[[Step, Tensor], Row], list[str]]] = [(same_bits, [*FORMS]), (scaler, CHECKED)]
     for check, names in kinds if place.is_dry else [*kinds, (compiled, CHECKED)]:
@@ -201,9 +199,7 @@ def bandwidth(place: Place) -> Tasks:
         shape = (case.batch, case.classes, *(case.low or case.size))
         options = {"region_weight": 3.0 * case.regions, "upsample": case.low is not None, "ignore_index": VOID}
         step, _ = place.step((shape, case.size, case.dtype, options), labels=regions)
-        figures, moved = place.figures(step), round(case.floor * gpu_model.BANDWIDTH)
-        figures |= {"aim_microseconds": round(1e6 * case.aim_seconds, 1), "bytes_to_move": moved}
-        return {**figures, "gigabytes_per_second": round(1e-3 * moved / figures["microseconds"], 1)}
+        return {**place.figures(step), "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
 
     yield "copy", copy
     small = gpu_model.CASES[-1]._replace(batch=1, classes=4, size=(8, 8), low=(2, 2))
@@ -220,15 +216,18 @@ def key_of(row: Row) -> str:
 
 
 def run_step(name: str, place: Place, output: Path) -> int:
-    """Run what a step has not done yet, and return how much of it failed."""
-    tasks = [task for task, _ in STEPS[name](place)]
-    run = partial(run_task, name, place)
-    if place.workers > 1:
+    """Run what a step has not done yet, and return how much of it failed.
+
+    Each step has processes of its own: an error may leave the device unusable for one.
+    """
+    tasks, run, is_timed = [task for task, _ in STEPS[name](place)], partial(run_task, name, place), name not in UNTIMED
+    if place.is_dry:
+        return sum(map(partial(run, output), tasks))
+    if is_timed and place.workers > 1:  # what compiles first, at once
         with processes(place.workers) as pool:
-            failed = sum(pool.map(partial(run, output if name in UNTIMED else None), tasks))
-        if name in UNTIMED:
-            return failed
-    return sum(map(partial(run, output), tasks))
+            list(pool.map(partial(run, None), tasks))
+    with processes(1 if is_timed else place.workers) as pool:
+        return sum(pool.map(partial(run, output), tasks))
 
 
 def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
@@ -267,10 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # as Triton reads it when it is imported
         import interpreted  # noqa: F401
     library.interprets = place.is_dry
-    steps, run = [step for step in STEPS if step in given.only], run_step
-    if not place.is_dry:  # an error may leave the device unusable for a process
-        run = partial(alone, run_step)
-    return min(1, sum(run(step, place, given.output) for step in steps))
+    return min(1, sum(run_step(step, place, given.output) for step in STEPS if step in given.only))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
       "Tensor? distance, int[] integers, float[] reals) -> (Tensor sums, Tensor edge_counts, Tensor region, Tensor "
-      "region_weight, Tensor label, Tensor memory)");
+      "region_weight, Tensor maps, Tensor label, Tensor memory)");
   m.def(
       "edge_loss_backward(Tensor grad_terms, Tensor? grad_region, Tensor logits, Tensor? weight, Tensor? "
       "pixel_weight, Tensor? edge_class_weight, Tensor? distance, Tensor label, Tensor memory, int[] integers, float[] "

@@ -37,16 +37,6 @@ EDGELOSS_INLINE float polynomial(float x, float sum, C... coefficients) {
   return sum;
 }
 
-// e^x - 1 for |x| ≤ 1: of a quarter of x by a minimax polynomial (Cephes), squared twice.
-EDGELOSS_INLINE float expm1_of_unit(float x) {
-  const float f = 0.25f * x;
-  const float p = polynomial(f, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
-                             1.6666665459e-1f, 5.0000001201e-1f);
-  const float quarter = p * f * f + f, half = quarter * (quarter + 2.0f);
-  return half * (half + 2.0f);
-}
-EDGELOSS_INLINE double expm1_of_unit(double x) { return std::expm1(x); }
-
 // e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, by a minimax polynomial, in a form that vectorizes. It
 // is cut off where results would have few digits. CUDA's own rounds x log2(e), which changes the result by as much as
 // rounding x does, a difference of two logits.
@@ -100,14 +90,6 @@ EDGELOSS_INLINE float log1p_positive(float r) {
   return log_positive(u) + lost_by_rounding(r, u);
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
-
-// log(1 + r) for r in [0, 1], of two classes, 2 ulp: r + r² q(r), with a q that makes the largest relative error least.
-EDGELOSS_INLINE float log1p_of_unit(float r) {
-  const float q = polynomial(r, 5.3648227e-3f, -3.0065786e-2f, 7.9204522e-2f, -1.3753802e-1f, 1.9153655e-1f,
-                             -2.4857163e-1f, 3.3321324e-1f, -4.9999648e-1f);
-  return r * r * q + r;
-}
-EDGELOSS_INLINE double log1p_of_unit(double r) { return std::log1p(r); }
 
 // Of two classes p(y) and 1 - p(y), each with all its digits.
 template <typename A>

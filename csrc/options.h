@@ -34,6 +34,7 @@ struct Options {
   bool count_edges;  // per class
   bool regions;      // with the region term
   bool gathers;      // the edge terms by pairs of pixels, as in neighbors/gather.h, not by weights from the labels
+  bool maps;         // the terms of each pixel too
   bool keeps_state;  // for a backward pass
   int64_t radius[3];
   double label_smoothing, power;
@@ -41,7 +42,7 @@ struct Options {
   double spacing[3];
 
   Options(const std::vector<int64_t>& integers, const std::vector<double>& reals) {
-    STD_TORCH_CHECK(integers.size() == 11 && reals.size() == 6, "options: expected 11 integers and 6 reals, but got ",
+    STD_TORCH_CHECK(integers.size() == 12 && reals.size() == 6, "options: expected 12 integers and 6 reals, but got ",
                     integers.size(), " and ", reals.size());
     ignore_index = integers[0];
     validate = integers[1];
@@ -50,8 +51,9 @@ struct Options {
     count_edges = integers[4];
     regions = integers[5];
     gathers = integers[6];
-    keeps_state = integers[7];
-    std::copy_n(&integers[8], 3, radius);
+    maps = integers[7];
+    keeps_state = integers[8];
+    std::copy_n(&integers[9], 3, radius);
     label_smoothing = reals[0];
     power = reals[1];
     decay = reals[2];

@@ -41,11 +41,11 @@ template <typename A>
 struct State {
   static constexpr int64_t kAligned = 64;  // bytes that each begins at a multiple of
 
+  uint8_t* edge;      // the edge mask, where neighbors are gathered
   A *m, *r;           // the statistics of the softmax; null where backward forms them again
   A* field;           // d, with decay, unless the user gives it
   A* slopes;          // [B, C, *A] of the region term by the shares under each average
   A* sides;           // [B, P, 2, 3], of edge pixels, where neighbors are gathered
-  uint8_t* edge;      // the edge mask, where neighbors are gathered
   uint8_t* has_term;  // [B, C] of the region term: whether a class has one
   int64_t bytes = 0;
 
@@ -60,12 +60,12 @@ struct State {
       part = memory && count > 0 ? reinterpret_cast<T*>(memory + bytes) : nullptr;
       bytes += (count * static_cast<int64_t>(sizeof(T)) + kAligned - 1) / kAligned * kAligned;
     };
+    lay_out(edge, pairs);  // first, where Python reads it
     lay_out(m, pairs || keeps_statistics ? 2 * pixels : 0);
     r = m ? m + pixels : nullptr;
     lay_out(field, options.has_decay() && !has_distance ? pixels : 0);
     lay_out(slopes, maps * averages_in(region_size(g)));
     lay_out(has_term, maps);
-    lay_out(edge, pairs);
     lay_out(sides, 2 * kSideNumbers * pairs);
   }
 };
@@ -79,18 +79,22 @@ inline int64_t state_bytes(const Tensor& logits, const Geometry& g, const Option
 struct Outputs {
   Tensor sums, edge_counts;      // by Row; [tables, C], the edge pixels of each class, or empty
   Tensor region, region_weight;  // [B / tables]: R, and W of the image; empty unless asked for
+  Tensor maps;                   // [Row::kTerms, B, *S], the terms of each pixel, or empty
   SavedState saved;
 };
 
 inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& distance,
                            const Geometry& g, const Options& options) {
-  const auto flat = [&](int64_t length, ScalarType type) { return new_tensor(logits, {length}, type); };
+  const auto flat = [&](int64_t length, ScalarType type) { return torch::stable::new_empty(logits, {length}, type); };
   const int64_t images = options.regions ? g.batch / g.tables : 0;
+  std::vector<int64_t> maps = sizes_of(target);
+  maps.insert(maps.begin(), options.maps ? Row::kTerms : 0);
   return {flat(Row::kCount, ScalarType::Double),
           flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
           flat(images, ScalarType::Double),
           flat(images, ScalarType::Double),
-          {new_tensor(logits, sizes_of(target), ScalarType::Short),
+          torch::stable::new_empty(logits, maps, real_type(logits)),
+          {torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short),
            flat(state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte), distance}};
 }
 

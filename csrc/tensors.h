@@ -83,21 +83,6 @@ inline std::vector<int64_t> sizes_of(const Tensor& x) {
   return sizes;
 }
 
-// A new tensor on the device of `like`. torch::stable::new_empty does the same by way of the dispatcher, which takes
-// longer than a small tensor is worth.
-inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {
-  const int64_t axes = static_cast<int64_t>(sizes.size());
-  std::vector<int64_t> steps(sizes.size(), 1);
-  for (int64_t axis = axes - 1; axis > 0; --axis) steps[axis - 1] = steps[axis] * std::max<int64_t>(sizes[axis], 1);
-  int32_t device;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  const int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(axes, sizes.data(), steps.data(), dtype, device, like.get_device_index(), &handle));
-  return Tensor(handle);
-}
-
 // The steps of a tensor [B, C, *S] whose pixels are evenly spaced, as in contiguous and channels_last ones.
 struct Steps {
   int64_t image, channel, pixel;

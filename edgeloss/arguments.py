@@ -23,6 +23,7 @@ class Numbers(NamedTuple):
     count_edges: int
     regions: int
     gathers: int  # the edge terms by pairs of pixels: their weights do not come from the labels alone
+    maps: int  # the terms of each pixel too; of the kernels on CPUs
     keeps_state: int
     radius: tuple[int, ...]
     label_smoothing: float
@@ -33,7 +34,7 @@ class Numbers(NamedTuple):
     @property
     def integers(self) -> list[int]:
         """All before ``label_smoothing``, with a radius of 3 axes."""
-        return [*self[:8], *(0,) * (3 - len(self.radius)), *self.radius]
+        return [*self[:9], *(0,) * (3 - len(self.radius)), *self.radius]
 
     @property
     def reals(self) -> list[float]:
@@ -43,7 +44,7 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, integers: Sequence[int], reals: Sequence[float]) -> Numbers:
         """Return the numbers of both lists, with radius and spacing of 3 axes."""
-        return cls._make((*integers[:8], tuple(integers[8:]), *reals[:3], tuple(reals[3:])))
+        return cls._make((*integers[:9], tuple(integers[9:]), *reals[:3], tuple(reals[3:])))
 
 
 class EdgeLossInputs(NamedTuple):

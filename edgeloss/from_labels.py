@@ -16,16 +16,15 @@ from edgeloss.inputs import (
     check_label_map,
     check_labels,
     check_non_negative,
-    flat_class_weight,
     is_checked,
     label_maps,
-    labels,
-    valid_pixel_weight,
     widest,
 )
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance, within_reach
-from edgeloss.options import Options, Validate, check_count, check_in, radius_per_axis, suggest_keywords
-from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight, places_of_labels
+from edgeloss.options import Options, Validate, check_count, check_in, suggest_keywords
+from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight
+
+_ANY = 2**31 - 1  # classes: more than any labels have
 
 
 @suggest_keywords
@@ -75,52 +74,41 @@ def normalizers(
         >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
     """
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate=validate)
-    w, e, _ = label_totals(
-        target, options, weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight
-    )
-    return w, e
+    given = Given(weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight)
+    return label_totals(target, options, given)[:2]
 
 
 def label_totals(
-    target: Tensor,
-    options: Options,
-    classes: int | None = None,
-    *,
-    weight: Tensor | None = None,
-    edge_class_weight: Tensor | None = None,
-    pixel_weight: Tensor | None = None,
-    count_edges: bool = False,
+    target: Tensor, options: Options, given: Given, classes: int | None = None, *, count_edges: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
 
     They can be counted of a known number of classes only, which is ``classes``, by default that of the class weights;
     those of a multilabel target are [C, 2].
     """
-    validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
-    check_label_map(target, multilabel=multilabel)
-    given = {"weight": weight, "edge_class_weight": edge_class_weight}
-    tables, known = (
-        target.shape[1] if multilabel else None,
-        [x.numel() for x in given.values() if isinstance(x, Tensor)],
-    )
-    classes = 2 if multilabel else classes or (known[0] if known else None)
-    flat = (flat_class_weight(name, x, tables or classes or 2, target, options) for name, x in given.items())
-    weight, edge_class_weight = flat
-    y = target.long()
-    if is_checked(y, validate):
-        check_labels(y, 1 if multilabel else classes, ignore_index)
-    y, valid = labels(y, torch.iinfo(y.dtype).max if classes is None else classes, ignore_index)
-    if pixel_weight is not None:
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64, multilabel=multilabel)
-    if multilabel:
-        y, valid = y.flatten(0, 1), valid.flatten(0, 1)
-        pixel_weight = None if pixel_weight is None else pixel_weight.flatten(0, 1)
-    mask = find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
-    place = places_of_labels(y, tables or 1)
-    vu = edge_pixel_weight(place, mask, pixel_weight, edge_class_weight)
-    w, e = denominators(place, valid, mask, weight, pixel_weight, vu)
-    counts = count_edge_pixels(y, mask, classes, tables) if count_edges and classes is not None else None
-    return w.detach(), e.detach(), counts
+    if classes is None and not options.multilabel:
+        weights = (given.weight, given.edge_class_weight)
+        classes = next((max(2, len(weight)) for weight in weights if isinstance(weight, Tensor) and weight.dim()), None)
+    inputs, counts = _without_logits(target, classes, options, given), None
+    y, valid = inputs.labels()
+    mask = find_edges(y, valid, inputs.radius)
+    if count_edges and (classes or options.multilabel):
+        counts = count_edge_pixels(inputs, y, mask)
+    return *denominators(inputs, y, valid, mask, edge_pixel_weight(inputs, y, mask)), counts
+
+
+def _without_logits(target: Tensor, classes: int | None, options: Options, given: Given) -> Inputs:
+    """Check the arguments of a call without logits, labels included; without ``classes``, each label ≥ 0 may be one."""
+    check_label_map(target, multilabel=options.multilabel)
+    if options.multilabel and classes is None:
+        classes = target.shape[1]
+    # Logits of no memory, whose number of classes the arguments are checked against.
+    shape = target.shape[0], _ANY if classes is None else classes, *target.shape[1 + options.multilabel :]
+    logits = torch.zeros((), dtype=widest(target.device), device=target.device).expand(shape)
+    inputs = check_inputs(logits, target, options, given)
+    if is_checked(target, options.validate):
+        check_labels(target.long(), None if classes is None else inputs.logits.shape[1], options.ignore_index)
+    return inputs
 
 
 class EdgeWeights(NamedTuple):
@@ -208,26 +196,14 @@ def edge_weights(
         spacing=spacing,
         validate=validate,
     )
-    check_label_map(target, multilabel=multilabel)
-    # Logits of no memory, whose number of classes the arguments are checked against.
-    logits = torch.zeros((), dtype=widest(target.device), device=target.device)
-    inputs = check_inputs(
-        logits.expand(target.shape[0], num_classes, *target.shape[1 + multilabel :]),
-        target,
-        options,
-        Given(edge_class_weight=edge_class_weight, pixel_weight=pixel_weight, distance=distance),
-    )
-    if is_checked(target, validate):
-        check_labels(target.long(), inputs.logits.shape[1], ignore_index)
+    given = Given(edge_class_weight=edge_class_weight, pixel_weight=pixel_weight, distance=distance)
+    inputs = _without_logits(target, num_classes, options, given)
     check_distance(inputs, options)
     y, valid = inputs.labels()
     mask = find_edges(y, valid, inputs.radius)
-    field = neighbor_distance(inputs, y, valid, mask, decay)
-    place = places_of_labels(y, inputs.tables)
-    vu = edge_pixel_weight(place, mask, inputs.pixel_weight, inputs.edge_class_weight)
-    weights = weigh_neighbors(
-        y, valid, mask, log_weights(field, decay), vu, inputs.radius, max(2, inputs.logits.shape[1])
-    )
+    vu = edge_pixel_weight(inputs, y, mask)
+    log_w = log_weights(neighbor_distance(inputs, y, valid, mask, decay), decay)
+    weights = weigh_neighbors(y, valid, mask, log_w, vu, inputs.radius, max(2, inputs.logits.shape[1]))
     return weights._replace(same_side=inputs.as_given(weights.same_side))
 
 
@@ -286,10 +262,8 @@ def balanced_edge_class_weight(
     check_in("exponent", exponent, 0, 1)
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
     counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
-    for target in label_maps(targets, multilabel=multilabel):
-        if multilabel and target.shape[1] != num_classes:
-            raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
-        counts += cast("Tensor", label_totals(target, options, num_classes, count_edges=True)[2]).cpu()
+    for target in label_maps(targets, multilabel=multilabel, classes=num_classes):
+        counts += cast("Tensor", label_totals(target, options, Given(), num_classes, count_edges=True)[2]).cpu()
     return balanced_weight(counts, exponent=exponent)
 
 

@@ -162,19 +162,21 @@ def loss_and_evaluation(
     inputs = check_inputs(logits, target, options, given)
     check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
-    maps = return_maps or options.reduction == "none"
-    evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    evaluation = _evaluate(inputs, options, edges=edges, return_maps=return_maps, count_edges=count_edges)
     return reduce(evaluation, inputs, options, edge_scale, maps=return_maps, terms=return_terms), evaluation
 
 
-def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
+def _evaluate(inputs: Inputs, options: Options, *, edges: bool, return_maps: bool, count_edges: bool) -> Evaluation:
+    maps = return_maps or options.reduction == "none"
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in inputs.spacing]
     reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths, options.power)
     gathers = library.gathers(inputs.logits, options.power)
-    if not (reason or maps or gathers):  # the kernels return sums, and check the labels themselves
-        return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
+    no_maps = library.uses_triton(inputs.logits) or torch.compiler.is_compiling()
+    no_distance = return_maps and options.decay is not None
+    if not (reason or gathers or (maps and no_maps) or no_distance):
+        return fused.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)  # it checks the labels
     check_values("logits", inputs.logits)
     if options.validate != "never":
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)

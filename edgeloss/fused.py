@@ -16,7 +16,19 @@ from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spac
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import NO_POWER, Options
-from edgeloss.reduction import REGION, TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
+from edgeloss.reduction import (
+    REGION,
+    TERM_ROWS,
+    Evaluation,
+    LossMaps,
+    Regions,
+    Scalars,
+    SumRow,
+    edge_term,
+    scalar,
+    vector,
+    weigh,
+)
 from edgeloss.reference import readable_logits
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
@@ -36,23 +48,25 @@ class Outputs(NamedTuple):
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [2C], or empty where not asked for.
         region: R of each image [B] float64, or empty where not asked for, like its weight.
         region_weight: Σ_valid v · weight[y] of each image [B] float64.
+        maps: the terms of each pixel, [3, B, *S], in the order of ``TERM_ROWS``, or empty where not asked for.
     """
 
     sums: Tensor
     edge_counts: Tensor
     region: Tensor
     region_weight: Tensor
+    maps: Tensor
 
 
 _COUNT = len(Outputs._fields)
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels; labels are checked too."""
     logits, uses_triton = inputs.logits, library.uses_triton(inputs.logits)
     if uses_triton and is_checked(inputs.target, options.validate):
         _check_labels(inputs, options)
-    numbers = _numbers(inputs, options, edges=edges, count_edges=count_edges)
+    numbers = _numbers(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     if numbers.gathers and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
         logits = readable_logits(logits, inputs.labels()[1])
     distance = inputs.distance if edges else None
@@ -72,26 +86,35 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     kernels = triton_operators.operators if uses_triton else operators
     attach = None
     if torch.compiler.is_compiling():  # the operator has its own derivative
-        outputs = Outputs(*kernels.edge_loss(*given)[:_COUNT])
+        returned = kernels.edge_loss(*given)
     else:
         with torch._C._AutoDispatchBelowAutograd():
             returned = kernels.edge_loss.default(*given)
-        outputs = Outputs(*returned[:_COUNT])
         attach = partial(_attach, kernels, given, returned)
-        if not uses_triton and is_checked(inputs.target, options.validate) and outputs.sums[SumRow.WRONG] > 0:
+        if not uses_triton and is_checked(inputs.target, options.validate) and returned[0][SumRow.WRONG] > 0:
             _check_labels(inputs, options)
+    outputs = Outputs(*returned[:_COUNT])
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
-    return Evaluation(outputs.sums, None, counts, regions, attach)
+    of_pixels = _loss_maps(inputs, options, outputs.maps, returned[-1], edges=edges) if maps else None
+    return Evaluation(outputs.sums, of_pixels, counts, regions, attach)
 
 
 def _check_labels(inputs: Inputs, options: Options) -> None:
     check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
 
 
-def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
+def _loss_maps(inputs: Inputs, options: Options, maps: Tensor, memory: Tensor, *, edges: bool) -> LossMaps:
+    cross_entropy, same_side, other_side = maps.unbind()
+    pixels = cross_entropy.numel()
+    mask = memory[:pixels].view(torch.bool).clone() if edges else memory.new_zeros(pixels, dtype=torch.bool)
+    edge = edge_term(other_side, same_side, options)
+    return LossMaps(cross_entropy, same_side, other_side, edge, mask.view_as(edge), inputs.distance)
+
+
+def _numbers(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Numbers:
     unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
@@ -108,7 +131,8 @@ def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         edges=edges,
         count_edges=count_edges,
         regions=options.region_weight > 0,
-        gathers=edges and (power != 0 or is_spread),
+        gathers=edges and (power != 0 or is_spread or maps),
+        maps=maps,
         keeps_state=torch.compiler.is_compiling() or (torch.is_grad_enabled() and inputs.logits.requires_grad),
         radius=tuple(radius),
         label_smoothing=options.label_smoothing,
@@ -178,13 +202,32 @@ class _EdgeLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
-        slope, factors, weight = scalar(grad), ctx.factors, ctx.region_weight
-        slopes = slope * factors if isinstance(factors, Tensor) else vector([slope * x for x in factors], weight)
-        given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
+        if grad.dim():
+            state, given = _of_map(ctx, state, grad)
+        else:
+            slope, factors, weight = scalar(grad), ctx.factors, ctx.region_weight
+            slopes = slope * factors if isinstance(factors, Tensor) else vector([slope * x for x in factors], weight)
+            given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
             return _only(_gradient(ctx, state, *given), 6)
         with torch._C._AutoDispatchBelowAutograd():
             return _only(_gradient(ctx, state, *given), 6)
+
+
+def _of_map(
+    ctx: Any,  # noqa: ANN401
+    state: Sequence[Tensor],
+    grad: Tensor,
+) -> tuple[Sequence[Tensor], tuple[Tensor, Tensor | None]]:
+    """Return the state and the gradients of the sums, where the pixel weights have that of a map as a factor."""
+    logits, weight, v, *others = state
+    *factors, of_region = ctx.factors
+    of_images = None
+    if of_region is not None:
+        tables = Numbers.of(*ctx.numbers).tables
+        of_images = weigh(grad, of_region).flatten(1).sum(1, dtype=torch.float64).view(-1, tables).sum(1)
+    of_pixels = weigh(grad, v).to(result_dtype(logits)).contiguous()
+    return (logits, weight, of_pixels, *others), (vector(factors, ctx.region_weight), of_images)
 
 
 # What torch needs to know of the operators: the shapes they return, and their derivatives.
@@ -193,7 +236,7 @@ class _EdgeLoss(torch.autograd.Function):
 def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     inputs = EdgeLossInputs(*args, **kwargs)
     logits, target = inputs.logits, inputs.target
-    _, _, tables, edges, count_edges, regions, gathers, keeps_state, *_ = inputs.integers
+    _, _, tables, edges, count_edges, regions, gathers, maps, keeps_state, *_ = inputs.integers
     real, pixels, batch, size = result_dtype(logits), target.numel(), target.shape[0], target.shape[1:]
     classes, averages = max(2, logits.shape[1]), [(length - 1) // POOL + 1 for length in size]
     is_upsampled = logits.shape[2:] != size
@@ -208,15 +251,16 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
         edge_counts=empty(tables * classes if count_edges else 0, torch.int64),
         region=empty(images, torch.float64),
         region_weight=empty(images, torch.float64),
+        maps=logits.new_empty((3 if maps else 0, *target.shape), dtype=real),
     )
     has_statistics = gathers or (keeps_state and (is_upsampled or classes > _FEW_CLASSES))
-    maps = batch * classes if has_slopes else 0
+    of_classes = batch * classes if has_slopes else 0
     parts = (  # bytes, in the order of State in csrc/saved_state.h
+        pixels * gathers,  # first, where _loss_maps reads it
         2 * real.itemsize * pixels * has_statistics,
         real.itemsize * pixels * (edges and inputs.reals[2] > 0 and inputs.distance is None),
-        real.itemsize * maps * math.prod(averages),
-        maps,
-        pixels * gathers,
+        real.itemsize * of_classes * math.prod(averages),
+        of_classes,
         6 * real.itemsize * pixels * gathers,
     )
     memory = sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)

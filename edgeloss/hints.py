@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 
 def not_a_tensor(name: str, value: object) -> str:
     """Return the type of a value that is not a tensor, and how to pass it as one."""
@@ -13,7 +15,7 @@ def not_a_tensor(name: str, value: object) -> str:
     if hasattr(value, "__array_interface__"):  # of NumPy, or an image of Pillow
         return f"{kind}; pass torch.as_tensor({name if hasattr(value, 'dtype') else f'numpy.asarray({name})'})"
     if isinstance(value, (list, tuple)) and value:
-        of_tensors = all(map(_is_tensor, value))
+        of_tensors = all(isinstance(part, Tensor) for part in value)
         return f"{kind}; pass torch.{'stack' if of_tensors else 'as_tensor'}({name})"
     return kind
 
@@ -25,23 +27,12 @@ def _logits_in(output: object) -> str | None:
             return f'output["{name}"]'
         if hasattr(output, name):
             return f"output.{name}"
-    is_several = isinstance(output, (tuple, list)) and any(map(_is_tensor, output))
+    is_several = isinstance(output, (tuple, list)) and any(isinstance(part, Tensor) for part in output)
     return "one of its tensors" if is_several else None
-
-
-def _is_tensor(value: object) -> bool:
-    from torch import Tensor  # here, since `edgeloss --help` reads the options without torch
-
-    return isinstance(value, Tensor)
 
 
 def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-def of_sequence(value: object) -> str:
-    """Return how to pass the values of an array or tensor as a list."""
-    return "; pass a list, as by .tolist()" if bool(getattr(value, "ndim", 0)) else ""
 
 
 def of_shapes(name: str, logits: Sequence[int], target: Sequence[int], *, upsample: bool, multilabel: bool) -> str:

@@ -105,11 +105,18 @@ def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given)
     check_target(target)
     check_pair(logits, target, upsample=options.upsample, multilabel=multilabel)
     classes, dims, dtype = logits.shape[1], logits.dim() - 2, result_dtype(logits)
-    w = flat_class_weight("weight", weight, classes, logits, options)
-    u = flat_class_weight("edge_class_weight", edge_class_weight, classes, logits, options, is_counted=is_counted)
+    w = _flat_class_weight("weight", weight, classes, logits, options)
+    u = _flat_class_weight("edge_class_weight", edge_class_weight, classes, logits, options, is_counted=is_counted)
     if pixel_weight is not None:
+        if multilabel and isinstance(pixel_weight, Tensor) and pixel_weight.dim() == target.dim() - 1:
+            check_map("pixel_weight", pixel_weight, target, shape=[*target.shape[:1], *target.shape[2:]])
+            pixel_weight = pixel_weight.unsqueeze(1).expand_as(target)
+        check_map("pixel_weight", pixel_weight, target)
         _, valid = labels(target, 1 if multilabel else classes, options.ignore_index)
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, dtype, multilabel=multilabel)
+        pixel_weight = torch.where(valid, pixel_weight.detach(), 0.0)
+        if is_checked(pixel_weight, validate):
+            check_non_negative("pixel_weight", pixel_weight, most=MOST_WEIGHT)
+        pixel_weight = pixel_weight.to(dtype)
     if distance is not None:
         if options.decay is None:
             raise ValueError("distance: expected decay with it, but got decay=None; pass the decay length")
@@ -121,11 +128,11 @@ def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given)
     return Inputs(
         logits,
         target,
-        None if w is None else w.to(dtype),
-        None if u is None else u.to(dtype),
+        w,
+        u,
         pixel_weight,
         distance,
-        None if normalizer is None else normalizer_tensors(normalizer, logits.device, validate),
+        None if normalizer is None else _normalizer_tensors(normalizer, logits.device, validate),
         classes if multilabel else None,
         options.ignore_index,
         radius_per_axis(options.radius, dims),
@@ -228,7 +235,7 @@ def check_values(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: expected a tensor with values, but got one on the meta device; move it to a device")
 
 
-def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterator[Tensor]:
+def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False, classes: int | None = None) -> Iterator[Tensor]:
     """Iterate over label maps, with a check of each."""
     if isinstance(targets, Tensor):
         raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
@@ -241,18 +248,22 @@ def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterat
                 f"targets: expected tensors of labels, but got a {type(target).__name__}; for batches of a loader pass"
                 " (labels for _, labels in loader)"
             )
-        check_label_map(target, multilabel=multilabel)
+        check_label_map(target, multilabel=multilabel, classes=classes)
         yield target
 
 
-def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
-    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel loss [B, C, H, W] or [B, C, D, H, W]."""
+def check_label_map(target: Tensor, *, multilabel: bool = False, classes: int | None = None) -> None:
+    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel call [B, C, H, W] or [B, C, D, H, W]."""
     check_target(target)
     check_values("target", target)
-    if target.dim() - multilabel not in (3, 4):
-        hint = "; for a single image pass target.unsqueeze(0)" if target.dim() - multilabel == 2 else ""
-        lead = "B, C" if multilabel else "B"
-        raise ValueError(f"target: expected [{lead}, H, W] or [{lead}, D, H, W], but got {list(target.shape)}{hint}")
+    dims = target.dim() - multilabel
+    if dims in (3, 4) and (not multilabel or classes in (None, target.shape[1])):
+        return
+    hint = {2: "; for a single image pass target.unsqueeze(0)"}
+    hint[5] = "; for labels with a channel pass target.squeeze(1), or multilabel=True if classes may overlap"
+    lead = f"B, {classes or 'C'}" if multilabel else "B"
+    expected = f"[{lead}, H, W] or [{lead}, D, H, W]"
+    raise ValueError(f"target: expected {expected}, but got {list(target.shape)}{hint.get(dims, '')}")
 
 
 def check_target(target: Tensor, *, name: str = "target") -> None:
@@ -323,10 +334,10 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     )
 
 
-def flat_class_weight(
+def _flat_class_weight(
     name: str, weight: Tensor | None, classes: int, like: Tensor, options: Options, *, is_counted: bool = False
 ) -> Tensor | None:
-    """Check class weights [C] or [C, 2], and return them in the form of :class:`Inputs`, but in their own dtype.
+    """Check class weights [C] or [C, 2], and return them in the form of :class:`Inputs`, for the logits ``like``.
 
     Those that come from counts need no check of their values.
     """
@@ -349,14 +360,18 @@ def flat_class_weight(
     check_device(name, weight, like, f"; move the loss with criterion.to({str(like.device)!r})")
     if options.multilabel and weight.dim() == 1:  # the same for both labels of a class
         weight = weight.unsqueeze(1).expand(-1, 2)
-    return weight.detach().flatten()
+    return weight.detach().flatten().to(result_dtype(like))
 
 
-def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None) -> None:
-    """Check type, shape and device of a map; the shape is by default that of the target, [B, *S]."""
-    check_tensor(name, values, "a floating tensor")
-    if not values.is_floating_point():
-        raise TypeError(f"{name}: expected a floating tensor, but got {describe(values)}; pass {name}.float()")
+def check_map(
+    name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None, *, is_mask: bool = False
+) -> None:
+    """Check type, shape and device of a floating map, or of a mask; the shape is by default that of the target."""
+    kind = "bool" if is_mask else "floating"
+    check_tensor(name, values, f"a {kind} tensor")
+    if not (values.dtype == torch.bool if is_mask else values.is_floating_point()):
+        cure = f"{name}.bool()" if is_mask else f"{name}.float()"
+        raise TypeError(f"{name}: expected a {kind} tensor, but got {describe(values)}; pass {cure}")
     expected = list(target.shape if shape is None else shape)
     if list(values.shape) != expected:
         hint = f"; pass {name}.squeeze(1)" if list(values.shape) == [*expected[:1], 1, *expected[1:]] else ""
@@ -368,23 +383,6 @@ def check_device(name: str, tensor: Tensor, like: Tensor, hint: str = "") -> Non
     """Check that a tensor is on the device of the logits, which is that of another one."""
     if tensor.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, as the logits, but got {tensor.device}{hint}")
-
-
-def valid_pixel_weight(
-    pixel_weight: Tensor, valid: Tensor, validate: Validate, dtype: torch.dtype, *, multilabel: bool = False
-) -> Tensor:
-    """Check the pixel weight, and return it detached and 0 on pixels that are not valid, in the shape of ``valid``.
-
-    That of a multilabel call may have no axis of classes.
-    """
-    if multilabel and isinstance(pixel_weight, Tensor) and pixel_weight.dim() == valid.dim() - 1:
-        check_map("pixel_weight", pixel_weight, valid, shape=[*valid.shape[:1], *valid.shape[2:]])
-        pixel_weight = pixel_weight.unsqueeze(1).expand_as(valid)
-    check_map("pixel_weight", pixel_weight, valid)
-    pixel_weight = torch.where(valid, pixel_weight.detach(), 0.0)
-    if is_checked(pixel_weight, validate):
-        check_non_negative("pixel_weight", pixel_weight, most=MOST_WEIGHT)
-    return pixel_weight.to(dtype)
 
 
 def _holds(condition: Tensor, message: str) -> bool:
@@ -401,16 +399,7 @@ def check_that(condition: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def check_mask(mask: Tensor, like: Tensor) -> None:
-    """Check type, shape and device of a mask of pixels."""
-    check_tensor("mask", mask, "a bool tensor")
-    if mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device:
-        raise ValueError(
-            f"mask: expected bool {list(like.shape)} on {like.device}, but got {describe(mask)} on {mask.device}"
-        )
-
-
-def normalizer_tensors(
+def _normalizer_tensors(
     normalizer: tuple[float | Tensor, float | Tensor], device: torch.device, validate: Validate
 ) -> tuple[Tensor, Tensor]:
     """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it."""

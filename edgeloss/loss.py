@@ -375,11 +375,11 @@ class EdgeAwareLoss(StatefulLoss):
         options, u = Options.from_attributes(self), self.current_edge_class_weight
         is_counted = self._is_running() and self.training
         weights = None if pixel_weights is None else list(pixel_weights)
-        given: dict[str, Any] = {"weight": self.weight, "edge_class_weight": u, "count_edges": is_counted}
         totals: list[tuple[Any, ...]] = []
         for target in label_maps(targets, multilabel=self.multilabel):  # one at a time: a loader may yield them
             v = weights[len(totals)] if weights is not None and len(totals) < len(weights) else None
-            totals.append((target.numel(), *label_totals(target, options, pixel_weight=v, **given)))
+            given = Given(self.weight, u, v)
+            totals.append((target.numel(), *label_totals(target, options, given, count_edges=is_counted)))
         if weights is not None and len(weights) != len(totals):
             raise ValueError(
                 f"pixel_weights: expected {len(totals)}, one per target, but got {len(weights)}; pass None for a target"

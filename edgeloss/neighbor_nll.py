@@ -16,7 +16,6 @@ from edgeloss.inputs import (
     check_labels,
     check_logits,
     check_map,
-    check_mask,
     check_non_negative,
     check_pair,
     check_target,
@@ -97,7 +96,7 @@ def neighbor_nll(
     if classes < 2:
         raise ValueError("logits: expected at least 2 classes, but got 1; pass torch.cat([torch.zeros_like(x), x], 1)")
     if mask is not None:
-        check_mask(mask, logits[:, 0])
+        check_map("mask", mask, logits[:, 0], is_mask=True)
     index = _check_index(index, logits, weight, mask, radius, reads_values)
     x = logits.to(result_dtype(logits))
     if reason is None:

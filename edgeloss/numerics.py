@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from edgeloss.inputs import check_kind, check_values, describe, dtype_name
 from edgeloss.options import is_number, suggest_keywords
 
 __all__ = ["apply_where", "check_gradients"]
-
-_Place: TypeAlias = tuple[int, list[int]]  # of an element: the number of its tensor, and the position there
 
 
 def apply_where(
@@ -87,7 +85,7 @@ def _check_types(mask: object, inputs: Sequence[object], fill: object) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise TypeError(f"mask: expected a bool tensor, but got {_got(mask)}; pass mask.bool() or a comparison")
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
-        raise TypeError(f"x: expected a tensor or a tuple of tensors, but got {', '.join(map(_got, inputs)) or 'none'}")
+        raise TypeError(f"x: expected a tensor or a tuple of tensors, but got {_listed(inputs)}")
     if not isinstance(fill, (Tensor, Number)) and not callable(fill):
         raise TypeError(f"fill: expected a number, a tensor or a function, but got {_got(fill)}")
 
@@ -187,9 +185,9 @@ def _find_problem(fn: Callable[..., Any], given: list[Any], tolerance: _Toleranc
     if isinstance(fn, nn.Module):
         module: nn.Module = copy.deepcopy(fn)
         fn, exact_fn = _without_state(fn), _without_state(module.double())
-    outputs = _outputs(fn, given)  # an exception here is the caller's own
+    point = _Point(fn, given)  # an exception here is the caller's own
     try:
-        exact_outputs = _outputs(exact_fn, doubled)
+        exact = _Point(exact_fn, doubled)
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"fn: expected a function that accepts float64 inputs too, but got {error!r}; pass the tensors that it"
@@ -197,7 +195,7 @@ def _find_problem(fn: Callable[..., Any], given: list[Any], tolerance: _Toleranc
         ) from error
     try:
         gradcheck(exact_fn, doubled, **tolerance._asdict())
-        return _precision_problem(outputs, given, _jacobian(exact_outputs, doubled), tolerance)
+        return _precision_problem(point, exact.jacobian(), tolerance)
     except GradcheckError as error:
         return _explain_failure(exact_fn, doubled, tolerance) or str(error)
 
@@ -209,48 +207,52 @@ def _without_state(module: nn.Module) -> Callable[..., Any]:
 
 def _leaves(inputs: Sequence[Any]) -> list[Any]:
     """Copy the inputs; those whose gradients are to be checked require grad."""
-    for x in inputs:
-        if isinstance(x, Tensor) and x.is_complex():
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    for x in tensors:
+        if x.is_complex():
             raise TypeError(f"inputs: expected real tensors, but got {describe(x)}")
-        if isinstance(x, Tensor):
-            check_kind("inputs", x)
-            check_values("inputs", x)
-    if not any(_is_floating(x) for x in inputs):
-        got = ", ".join(map(_got, inputs)) or "none"
-        raise ValueError(f"inputs: expected at least one floating tensor, but got {got}")
-    checked = _checked(inputs) or [j for j, x in enumerate(inputs) if _is_floating(x)]
-    return [
-        x.detach().clone().requires_grad_(j in checked) if isinstance(x, Tensor) else x for j, x in enumerate(inputs)
-    ]
+        check_kind("inputs", x)
+        check_values("inputs", x)
+    if not any(map(_is_floating, inputs)):
+        raise ValueError(f"inputs: expected at least one floating tensor, but got {_listed(inputs)}")
+    is_chosen = any(x.requires_grad for x in tensors)
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.detach().clone().requires_grad_(x.requires_grad if is_chosen else x.is_floating_point())
+
+    return [leaf(x) if isinstance(x, Tensor) else x for x in inputs]
 
 
-def _checked(inputs: Sequence[Any]) -> list[int]:
-    """Return the indices of the inputs that have a gradient to check."""
-    return [j for j, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
+class _Point:
+    """A function at some inputs: its outputs, of which those count that require grad, or all if none does."""
+
+    def __init__(self, fn: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        self.leaves = {j: x for j, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad}
+        result = fn(*inputs)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        floating = [y for y in results if _is_floating(y)]
+        if not floating:
+            raise TypeError(f"fn: expected at least one floating tensor as its result, but got {_listed(results)}")
+        self.outputs = dict(enumerate([y for y in floating if y.requires_grad] or floating))
+        self.values = _flat(self.outputs.values())
+
+    def jacobian(self) -> Tensor:
+        """Return autograd's Jacobian in float64, one row per output element."""
+        y, leaves = self.values, list(self.leaves.values())
+        rows = torch.zeros(len(y), sum(x.numel() for x in leaves), dtype=torch.float64, device=y.device)
+        if y.requires_grad:
+            for row, unit in zip(rows, torch.eye(len(y)).to(y), strict=True):
+                row.copy_(_flat(torch.autograd.grad(y, leaves, unit, retain_graph=True, materialize_grads=True)))
+        return rows
+
+    def message(self, kind: str, row: int, column: int, expected: str, got: str) -> str:
+        """Describe an element of the Jacobian that is not right."""
+        (number, position), (output, place) = _locate(column, self.leaves), _locate(row, self.outputs)
+        return f"{kind}: input {number} at {position}, output {output} at {place}: expected {expected}, but got {got}"
 
 
-def _outputs(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
-    """Return the outputs that require grad, or all floating ones if none does."""
-    result = fn(*inputs)
-    floating = [y for y in (result if isinstance(result, (tuple, list)) else (result,)) if _is_floating(y)]
-    if not floating:
-        got = ", ".join(map(_got, result if isinstance(result, (tuple, list)) else (result,))) or "none"
-        raise TypeError(f"fn: expected at least one floating tensor as its result, but got {got}")
-    return [y for y in floating if y.requires_grad] or floating
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten().double() for tensor in tensors])
-
-
-def _jacobian(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> Tensor:
-    """Return autograd's Jacobian in float64, one row per output element."""
-    y, leaves = _flat(outputs), [inputs[j] for j in _checked(inputs)]
-    rows = torch.zeros(len(y), sum(x.numel() for x in leaves), dtype=torch.float64, device=y.device)
-    if y.requires_grad:
-        for row, unit in zip(rows, torch.eye(len(y)).to(y), strict=True):
-            row.copy_(_flat(torch.autograd.grad(y, leaves, unit, retain_graph=True, materialize_grads=True)))
-    return rows
 
 
 def _worst(got: Tensor, expected: Tensor, allowed: Tensor) -> tuple[int, int, int]:
@@ -260,71 +262,62 @@ def _worst(got: Tensor, expected: Tensor, allowed: Tensor) -> tuple[int, int, in
     return failures, *(divmod(int(excess.argmax()), excess.shape[1]) if failures else (0, 0))
 
 
-def _precision_problem(
-    outputs: Sequence[Tensor], given: Sequence[Any], exact: Tensor, tolerance: _Tolerance
-) -> str | None:
+def _precision_problem(point: _Point, exact: Tensor, tolerance: _Tolerance) -> str | None:
     """Find where the gradient in the dtype of the inputs differs from the exact one.
 
     The tolerance is relative to the largest gradient of the same output element.
     """
-    got = _jacobian(outputs, given)
+    got = point.jacobian()
     if not got.numel():
         return None
-    rtol = max(tolerance.rtol, 32 * max(torch.finfo(given[j].dtype).eps for j in _checked(given)))
+    rtol = max(tolerance.rtol, 32 * max(torch.finfo(x.dtype).eps for x in point.leaves.values()))
     failures, row, column = _worst(got, exact, tolerance.atol + rtol * exact.abs().amax(dim=1, keepdim=True))
     if not failures:
         return None
-    into, values = _locate(column, given, _checked(given)), f"{exact[row, column]:.6g}, the gradient in float64"
-    got_text = f"{got[row, column]:.6g} in {dtype_name(given[into[0]].dtype)}"
-    return _message("precision", into, _locate(row, outputs), values, got_text)
-
-
-def _message(kind: str, into: _Place, out: _Place, expected: str, got: str) -> str:
-    (number, position), (of_output, place) = into, out
-    return f"{kind}: input {number} at {position}, output {of_output} at {place}: expected {expected}, but got {got}"
+    dtype = point.leaves[_locate(column, point.leaves)[0]].dtype
+    values = f"{exact[row, column]:.6g}, the gradient in float64", f"{got[row, column]:.6g} in {dtype_name(dtype)}"
+    return point.message("precision", row, column, *values)
 
 
 def _explain_failure(fn: Callable[..., Any], inputs: list[Any], tolerance: _Tolerance) -> str | None:
     """Explain why gradcheck fails; None if every element of the Jacobian is right."""
     with _Downcasts() as downcasts:  # type: ignore[no-untyped-call]
-        outputs = _outputs(fn, inputs)
-    y = _flat(outputs)
+        point = _Point(fn, inputs)
+    y = point.values
     # Eight calls, since a dropout of few elements may well repeat itself once.
-    if not all(torch.allclose(y, _flat(_outputs(fn, inputs)), rtol=1e-7, atol=0.0, equal_nan=True) for _ in range(8)):
+    if not all(torch.allclose(y, _Point(fn, inputs).values, rtol=1e-7, atol=0.0, equal_nan=True) for _ in range(8)):
         return "not deterministic: calls of fn with equal inputs differ; check for dropout in training mode"
     if not y.isfinite().all():
         row = int(y.isfinite().int().argmin())
-        number, position = _locate(row, outputs)
+        number, position = _locate(row, point.outputs)
         return f"not finite: output {number} at {position} is {y[row]}; pass inputs for which fn is finite"
 
-    def slope(place: _Place, low: float, high: float) -> Tensor:
-        number, position = place
+    def slope(column: int, low: float, high: float) -> Tensor:
+        number, position = _locate(column, point.leaves)
 
         def moved(step: float) -> Tensor:
             x = inputs[number].detach().clone()
             x[tuple(position)] += step
-            before, after = inputs[:number], inputs[number + 1 :]
-            return _flat(_outputs(fn, [*before, x.requires_grad_(), *after])).detach()
+            return _Point(fn, [*inputs[:number], x.requires_grad_(), *inputs[number + 1 :]]).values.detach()
 
         return (moved(high) - moved(low)) / (high - low)
 
-    analytical = _jacobian(outputs, inputs)
-    columns = [_locate(k, inputs, _checked(inputs)) for k in range(analytical.shape[1])]
-    numerical = torch.stack([slope(place, -tolerance.eps, tolerance.eps) for place in columns], dim=1)
+    analytical = point.jacobian()
+    columns = [slope(k, -tolerance.eps, tolerance.eps) for k in range(analytical.shape[1])]
+    numerical = torch.stack(columns, dim=1)
     failures, *worst = _worst(analytical, numerical, tolerance.atol + tolerance.rtol * numerical.abs())
     if not failures:
         return None
-    row, into = worst[0], columns[worst[1]]
-    got, expected = analytical[tuple(worst)].item(), numerical[tuple(worst)].item()
+    row, column = worst
+    got, expected = analytical[row, column].item(), numerical[row, column].item()
     kind, expected, hint = _classify(
-        lambda low, high: slope(into, low, high)[row].item(), got, expected, tolerance, downcasts.first
+        lambda low, high: slope(column, low, high)[row].item(), got, expected, tolerance, downcasts.first
     )
     if kind == "wrong gradient" and not y.requires_grad:
         hint = "; no output requires grad, look for detach() in fn"
     if failures > 1:
         hint = f" (the worst of {failures} wrong elements of {analytical.numel()}){hint}"
-    values = f"{expected:.6g}, the finite difference", f"{got:.6g}{hint}"
-    return _message(kind, into, _locate(row, outputs), *values)
+    return point.message(kind, row, column, f"{expected:.6g}, the finite difference", f"{got:.6g}{hint}")
 
 
 def _classify(
@@ -367,12 +360,12 @@ class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _locate(k: int, tensors: Sequence[Any], numbers: Sequence[int] | None = None) -> _Place:
-    """Return the place of the k-th element of the concatenated tensors, or of some of them."""
-    for i in range(len(tensors)) if numbers is None else numbers:
-        if k < tensors[i].numel():
-            return i, [int(j) for j in torch.unravel_index(torch.tensor(k), tensors[i].shape)]
-        k -= tensors[i].numel()
+def _locate(k: int, tensors: Mapping[int, Tensor]) -> tuple[int, list[int]]:
+    """Return the number of the tensor with the k-th of all elements, and the position there."""
+    for number, tensor in tensors.items():
+        if k < tensor.numel():
+            return number, [int(j) for j in torch.unravel_index(torch.tensor(k), tensor.shape)]
+        k -= tensor.numel()
     raise IndexError(k)
 
 
@@ -382,3 +375,7 @@ def _is_floating(x: object) -> bool:
 
 def _got(value: object) -> str:
     return describe(value) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(_got, values)) or "none"

@@ -12,12 +12,9 @@ from functools import partial, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, get_args
 
-from edgeloss.hints import of_sequence
-
 Reduction = Literal["mean", "sum", "none"]
 Validate = Literal["async", "sync", "never"]
 Backend = Literal["auto", "fused", "reference"]
-_CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "backend": get_args(Backend)}
 
 NO_POWER = 1e-30  # smaller exponents of the power mean are treated as 0
 # Beyond these, sums and products of weights would leave float32, and lengths float64.
@@ -71,7 +68,7 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
         return [radius] * dims
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
     if not all(is_integer(r) for r in values):
-        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}{of_sequence(radius)}")
+        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}{_as_list(radius)}")
     if any(r < 0 for r in values) or not any(r >= 1 for r in values):
         raise ValueError(f"radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got {radius!r}")
     if len(values) != dims:
@@ -89,11 +86,16 @@ def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list
     if len(values) != dims or not all(is_number(s) and 0 < s < math.inf for s in values):
         raise ValueError(
             f"spacing: expected a number > 0, or {dims} of them, one per spatial axis, but got {spacing!r}"
-            f"{of_sequence(spacing)}"
+            f"{_as_list(spacing)}"
         )
     if not all(LENGTHS[0] <= float(s) <= LENGTHS[1] for s in values):
         raise ValueError(f"spacing: expected numbers in [1e-100, 1e100], but got {spacing!r}; use another unit")
     return [float(s) for s in values]
+
+
+def _as_list(value: object) -> str:
+    """Return how to pass the values of an array or tensor, where it is one."""
+    return "; pass a list, as by .tolist()" if bool(getattr(value, "ndim", 0)) else ""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -148,10 +150,6 @@ def check_label(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a 64-bit int, but got {value!r}")
 
 
-def _check_word(name: str, value: object) -> None:
-    check_choice(name, value, _CHOICES[name])
-
-
 def _check_weight(name: str, value: float) -> None:
     if not is_number(value) or not 0 <= value < math.inf:
         raise ValueError(f"{name}: expected a finite number ≥ 0, but got {value!r}")
@@ -177,8 +175,12 @@ def _check_axes(name: str, value: Any) -> None:  # noqa: ANN401
 # ---------------------------------------------------------------------------------------------------------- the options
 
 
-def _option(default: Any, check: Callable[[str, Any], None], meaning: str, *, module_only: bool = False) -> Any:  # noqa: ANN401
-    return field(default=default, metadata={"help": meaning, "check": check, "module_only": module_only})
+def _option(default: Any, check: Callable[[str, Any], None], meaning: str) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={"help": meaning, "check": check})
+
+
+def _one_of(words: Any) -> Callable[[str, Any], None]:  # noqa: ANN401
+    return partial(check_choice, choices=get_args(words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +211,7 @@ class Options:
     multilabel: bool = _option(
         False, check_flag, "Take each class as a binary loss of its own, with labels per class; classes may overlap."
     )
-    reduction: Reduction = _option("mean", _check_word, "Reduction of the loss: mean, sum, or none for a map.")
+    reduction: Reduction = _option("mean", _one_of(Reduction), "Reduction of the loss: mean, sum, or none for a map.")
     label_smoothing: float = _option(
         0.0, partial(check_in, low=0, high=1), "Label smoothing of the cross-entropy, in [0, 1]."
     )
@@ -221,7 +223,6 @@ class Options:
         8.0,
         _check_weight,
         "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
-        module_only=True,
     )
     region_weight: float = _option(
         3.0,
@@ -255,13 +256,13 @@ class Options:
     )
     validate: Validate = _option(
         "async",
-        _check_word,
+        _one_of(Validate),
         "When out-of-range labels raise. async: in the call, or on GPUs in edgeloss.check(). sync: in the call, as do"
         " values of other CUDA tensors. never: not checked.",
     )
     backend: Backend = _option(
         "auto",
-        _check_word,
+        _one_of(Backend),
         "Implementation: fused (compiled kernels), reference (plain PyTorch), or auto (fused where it supports the"
         " call).",
     )
@@ -298,8 +299,8 @@ class Options:
 
 
 HELP: dict[str, str] = {option.name: option.metadata["help"] for option in fields(Options)}
-# Only EdgeAwareLoss has these: they need what it stores between steps.
-MODULE_ONLY = frozenset(option.name for option in fields(Options) if option.metadata["module_only"])
+# Only EdgeAwareLoss has it: it needs what the module stores between steps.
+MODULE_ONLY = frozenset({"edge_focus"})
 _CHECKS: dict[str, Callable[[str, Any], None]] = {option.name: option.metadata["check"] for option in fields(Options)}
 _DEFAULTS = {option.name: option.default for option in fields(Options)}
 

@@ -80,11 +80,11 @@ class Evaluation(NamedTuple):
 
     Attributes:
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
-        maps: differentiable; None unless asked for.
+        maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         regions: None where the region term has no weight.
-        attach: makes a loss, 0-d, a function of the logits, by the factors of its terms; None if the sums and regions
-            are differentiable.
+        attach: makes a loss, 0-d or a map [B, *S], a function of the logits, by the factors of its terms, that of the
+            region term a map as well; None if all is differentiable.
     """
 
     sums: Tensor
@@ -117,7 +117,10 @@ def reduce(
     if terms or attach is None or kernels is None:
         totals = term_totals(sums.unbind() if attach is None else rows, regions)
     if options.reduction == "none" and of_pixels is not None:
-        loss = inputs.as_given(total_map(of_pixels, inputs, options, edge_scale, regions)).to(dtype)
+        loss, of_region = total_map(of_pixels, inputs, options, edge_scale, regions)
+        if attach is not None:
+            loss = attach(loss, [*term_factors([1.0, 1.0], options, edge_scale)[:REGION], of_region])
+        loss = inputs.as_given(loss).to(dtype)
     else:
         if attach is None or kernels is None:
             factors = term_factors(denominators, options, edge_scale)
@@ -148,32 +151,30 @@ def places_of_labels(y: Tensor, tables: int) -> Tensor:
     return y + 2 * table.view(-1, *[1] * (y.dim() - 1))
 
 
-def edge_pixel_weight(
-    place: Tensor, edge_mask: Tensor, pixel_weight: Tensor | None, edge_class_weight: Tensor | None
-) -> Tensor | None:
-    """Return v · u of the edge pixels, [B, *S]; None where both are 1. ``place`` is that of each label in u."""
-    if edge_class_weight is None:
-        return pixel_weight
-    u = edge_class_weight[torch.where(edge_mask, place, 0)]
-    return u if pixel_weight is None else u * pixel_weight
+def edge_pixel_weight(inputs: Inputs, y: Tensor, edge_mask: Tensor) -> Tensor | None:
+    """Return v · u of the edge pixels, [B, *S]; None where both are 1."""
+    u, v = inputs.edge_class_weight, inputs.pixel_weight
+    if u is None:
+        return v
+    u = u[torch.where(edge_mask, places_of_labels(y, inputs.tables), 0)]
+    return u if v is None else u * v
 
 
 def denominators(
-    place: Tensor, valid: Tensor, edge_mask: Tensor, weight: Tensor | None, v: Tensor | None, vu: Tensor | None
+    inputs: Inputs, y: Tensor, valid: Tensor, edge_mask: Tensor, vu: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; ``place`` is that of each label in the weights."""
-    e = edge_mask if vu is None else torch.where(edge_mask, vu, 0.0)
-    w, wide = weights_of_pixels(place, valid, weight, v), widest(place.device)
-    return w.sum(dtype=wide), e.sum(dtype=wide)
+    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each."""
+    e, wide = edge_mask if vu is None else torch.where(edge_mask, vu, 0.0), widest(y.device)
+    return weights_of_pixels(inputs, y, valid).sum(dtype=wide), e.sum(dtype=wide)
 
 
-def weights_of_pixels(place: Tensor, valid: Tensor, weight: Tensor | None, v: Tensor | None) -> Tensor:
+def weights_of_pixels(inputs: Inputs, y: Tensor, valid: Tensor) -> Tensor:
     """Return what each pixel adds to W, v · weight[y], [B, *S]; 0 where not valid. Without both it is ``valid``."""
-    wide, w = widest(place.device), valid
-    if weight is not None:
-        w = weight.to(wide)[torch.where(valid, place, 0)]
-    if v is not None:
-        w = v.to(wide) * w
+    wide, w = widest(y.device), valid
+    if inputs.weight is not None:
+        w = inputs.weight.to(wide)[torch.where(valid, places_of_labels(y, inputs.tables), 0)]
+    if inputs.pixel_weight is not None:
+        w = inputs.pixel_weight.to(wide) * w
     return w if w is valid else torch.where(valid, w, 0.0)
 
 
@@ -203,16 +204,15 @@ def _over_ranks(values: Scalars, like: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- the balance of the classes
 
 
-def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int, multilabel_classes: int | None = None) -> Tensor:
+def count_edge_pixels(inputs: Inputs, y: Tensor, edge_mask: Tensor) -> Tensor:
     """Return the number of edge pixels of each class, [C] int64, without waiting for the device.
 
-    With ``multilabel_classes`` = C, those of labels 0 and 1 of each class, [C, 2].
+    Of a multilabel call, those of labels 0 and 1 of each class, [C, 2].
     """
-    tables = multilabel_classes or 1
-    counts = torch.zeros(classes * tables, dtype=torch.int64, device=y.device)
-    place = torch.where(edge_mask, places_of_labels(y, tables), 0)
+    counts = torch.zeros(max(2, inputs.logits.shape[1]) * inputs.tables, dtype=torch.int64, device=y.device)
+    place = torch.where(edge_mask, places_of_labels(y, inputs.tables), 0)
     counts.index_add_(0, place.flatten(), edge_mask.flatten().long())
-    return counts if multilabel_classes is None else counts.view(-1, 2)
+    return counts if inputs.multilabel_classes is None else counts.view(-1, 2)
 
 
 def balanced_weight(counts: Tensor, *, exponent: float = 1.0, steps: Tensor | None = None) -> Tensor:
@@ -361,18 +361,19 @@ def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: 
 
 def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
-) -> Tensor:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S]."""
-    v, place = inputs.pixel_weight, places_of_labels(inputs.target.long(), inputs.tables)
-    vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
+) -> tuple[Tensor, Tensor | None]:
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S], and R's factor."""
+    (y, valid), v, of_region = inputs.labels(), inputs.pixel_weight, None
+    vu = edge_pixel_weight(inputs, y, valid)
     off_edges, edge = _combine((options.ce_weight, maps.cross_entropy)), _combine((options.edge_weight, maps.edge))
     edge = edge if edge_scale is None else edge * edge_scale
     off_edges = weigh(off_edges, v)
     if regions is not None:
-        of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
-        of_pixels = weights_of_pixels(place, inputs.labels()[1], inputs.weight, v)
-        off_edges = off_edges + of_image.view(-1, *[1] * (place.dim() - 1)) * of_pixels
-    return off_edges + weigh(edge, vu)
+        real = result_dtype(inputs.logits)
+        of_image = regions.value.to(real).repeat_interleave(inputs.tables).view(-1, *[1] * (y.dim() - 1))
+        of_region = options.region_weight * weights_of_pixels(inputs, y, valid).to(real)
+        off_edges = off_edges + of_image * of_region
+    return off_edges + weigh(edge, vu), of_region
 
 
 def weigh(values: Tensor, weight: Tensor | None) -> Tensor:

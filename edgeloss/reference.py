@@ -76,10 +76,10 @@ def evaluate(
     with ``power`` ≠ 0 come from ``by_kernels``, if given, instead of :func:`edge_terms`.
     """
     y, valid = inputs.labels()
-    x, place, v = readable_logits(inputs.logits, valid), places_of_labels(y, inputs.tables), inputs.pixel_weight
+    x, v = readable_logits(inputs.logits, valid), inputs.pixel_weight
     radius, power = clipped(inputs.radius, y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
-    vu = edge_pixel_weight(place, mask, v, inputs.edge_class_weight)
+    vu = edge_pixel_weight(inputs, y, mask)
     distance = neighbor_distance(inputs, y, valid, mask, options.decay, everywhere=maps)
     log_w = log_weights(distance, options.decay)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
@@ -89,10 +89,10 @@ def evaluate(
         of_edges = torch.stack([weighted_total(side, vu) for side in sides])
     else:
         of_edges = edge_sums(x, y, valid, mask, log_w, vu, radius)
-    w, e = denominators(place, valid, mask, inputs.weight, v, vu)
+    w, e = denominators(inputs, y, valid, mask, vu)
     counted = [w, e, *(pixels.sum(dtype=w.dtype) for pixels in (valid, mask))]
     sums = torch.cat([weighted_total(cross_entropy, v)[None], of_edges, torch.stack(counted)])
-    counts = count_edge_pixels(y, mask, x.shape[1], inputs.multilabel_classes) if count_edges else None
+    counts = count_edge_pixels(inputs, y, mask) if count_edges else None
     if not maps:
         return Evaluation(sums, None, counts)
     shown = None if distance is None else distance.to(x.dtype, copy=True)

@@ -39,7 +39,7 @@ from torch import Tensor
 from edgeloss.inputs import Inputs, widest
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.parts import by_parts, of_images
-from edgeloss.reduction import Regions, places_of_labels, weights_of_pixels
+from edgeloss.reduction import Regions, weights_of_pixels
 from edgeloss.reference import readable_logits
 
 POOL = 3  # pixels per axis that are averaged
@@ -55,7 +55,7 @@ def evaluate(inputs: Inputs) -> tuple[Inputs, Regions]:
     gradient to that of the other terms in its place.
     """
     y, valid = inputs.labels()
-    of_pixels = weights_of_pixels(places_of_labels(y, inputs.tables), valid, inputs.weight, inputs.pixel_weight)
+    of_pixels = weights_of_pixels(inputs, y, valid)
     weight = of_pixels.flatten(1).sum(1, dtype=widest(y.device)).view(-1, inputs.tables).sum(1)
     given = inputs.logits, y, valid, inputs.tables
     if torch.compiler.is_compiling():

@@ -82,6 +82,7 @@ struct Passes {
   const Call<A>& call;
   const Target& target;
   Averages<A>& averages;
+  A* maps;                           // [Row::kTerms, B, P], or null
   std::vector<Sums> sums;            // of each slab
   std::vector<int64_t> edge_counts;  // [tables, C]
 
@@ -212,7 +213,7 @@ struct Passes {
       A own_m[kTile], own_r[kTile];
       A* m = call.state.m ? call.state.m + at.start : own_m;
       A* r = call.state.m ? call.state.r + at.start : own_r;
-      const TermSums terms = tile_terms(pixels, smoothing, m, r);
+      const TermSums terms = tile_terms(pixels, smoothing, m, r, maps ? maps + at.start : nullptr);
       of[Row::kCrossEntropy] += terms.cross_entropy;
       of[Row::kSameSide] += terms.same;
       of[Row::kOtherSide] += terms.other;
@@ -234,7 +235,7 @@ struct Passes {
   void gather() {
     for_each_slab([&] {
       return [&](int64_t i, const Slab& slab) {
-        gather_terms(call, slab, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
+        gather_terms(call, slab, &sums[i][Row::kSameSide], maps ? maps + call.g.batch * call.g.pixels : nullptr);
       };
     });
   }
@@ -278,7 +279,8 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
                     const Options& options) {
   const Geometry g = clipped_geometry(inputs.logits, labels, options);
   const Outputs outputs = new_outputs(inputs.logits, labels, distance, g, options);
-  for (const Tensor* each : {&outputs.sums, &outputs.edge_counts, &outputs.region, &outputs.region_weight}) {
+  for (const Tensor* each :
+       {&outputs.sums, &outputs.edge_counts, &outputs.region, &outputs.region_weight, &outputs.maps}) {
     if (each->numel() > 0) std::memset(each->mutable_data_ptr(), 0, each->numel() * each->element_size());
   }
   if (g.batch * g.pixels == 0) return outputs;
@@ -289,7 +291,11 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   if (call.state.m) want_large_pages(call.state.m, 2 * g.batch * g.pixels * sizeof(A));
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
   Averages<A> averages(call);
-  Passes<A> passes = {call, target, averages, std::vector<Sums>(call.slabs.count, Sums{}),
+  Passes<A> passes = {call,
+                      target,
+                      averages,
+                      data_of<A>(outputs.maps),
+                      std::vector<Sums>(call.slabs.count, Sums{}),
                       std::vector<int64_t>(g.tables * g.classes)};
   passes.for_each_slab([&] {
     return [&, counts = std::vector<int64_t>(g.classes)](int64_t i, const Slab& slab) mutable {

@@ -41,8 +41,8 @@ void UpsampledRow<A>::start(const Stored<A>& x, int64_t image, int64_t z, int64_
       for (int64_t c = 0; c < logits_; ++c, wide += high) {
         const auto* from = data + c * x.class_step + row * low * x.pixel_step;
         for (int64_t k = 0; k < low; ++k) {
-          const A first = widen(from[k * x.pixel_step]);
-          const A second = k + 1 < low ? widen(from[(k + 1) * x.pixel_step]) : first;
+          const A first = static_cast<A>(from[k * x.pixel_step]);
+          const A second = k + 1 < low ? static_cast<A>(from[(k + 1) * x.pixel_step]) : first;
           for (int64_t i = up_.begin[k]; i < up_.begin[k + 1]; ++i) wide[i] = mix(first, second, up_.weight[i]);
         }
       }

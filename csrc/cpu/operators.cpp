@@ -13,7 +13,7 @@ namespace {
 
 using Optional = std::optional<Tensor>;
 using checks::Checker, checks::Sizes, checks::text;
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Labels, of the logits' resolution or of a higher one.
 void check_target(const Checker& check, const char* name, const Tensor& x, checks::Types types) {
@@ -47,8 +47,8 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
   const Checker check(logits);
   check_target(check, "target", target, checks::kLabels);
   check_given(check, inputs, distance, sizes_of(target), options.tables);
-  const auto [sums, counts, region, region_weight, saved] = forward(inputs, target, distance, options);
-  return {sums, counts, region, region_weight, saved.label, saved.memory};
+  const auto [sums, counts, region, region_weight, maps, saved] = forward(inputs, target, distance, options);
+  return {sums, counts, region, region_weight, maps, saved.label, saved.memory};
 }
 
 Tensor edge_loss_backward(const Tensor& grad_terms, const Optional& grad_region, const Tensor& logits,

@@ -104,7 +104,7 @@ double sum_of_others(const Pixels<A>& pixels, const A* m, const A* r) {
 }  // namespace
 
 template <typename A>
-TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r) {
+TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r, A* map) {
   const Tile<A>& tile = pixels.tile;
   const int64_t n = tile.n;
   A nll[kTile], ce[kTile];
@@ -115,6 +115,7 @@ TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m
     smooth_cross_entropy(tile, pixels.y, m, r, smoothing, ce);
     of_pixels = ce;
   }
+  if (map) std::copy_n(of_pixels, n, map);
   TermSums sums;
   sums.cross_entropy = weighted_sum(of_pixels, pixels.weight, n);
   if (pixels.same) sums.same = weighted_sum(nll, pixels.same, n);
@@ -352,7 +353,7 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
 }
 
 #define EDGELOSS_INSTANTIATE(A)                                                                                        \
-  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                         \
+  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*, A*);                                     \
   template void add_residuals(const Pixels<A>&, const A*, const A*, const std::vector<int32_t>&, int64_t, int64_t, A*, \
                               int64_t);                                                                                \
   template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*,        \

@@ -52,9 +52,9 @@ struct TermSums {
   double cross_entropy = 0, same = 0, other = 0;
 };
 
-// m and r, and the sums of the terms.
+// m and r, and the sums of the terms; the cross-entropy of each pixel to `map`, unless it is null.
 template <typename A>
-TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r);
+TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r, A* map);
 
 // Adds z - q of some classes at n pixels from `first` on to out[of · ld], where they count.
 template <typename A>

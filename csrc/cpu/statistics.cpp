@@ -82,7 +82,7 @@ EDGELOSS_INLINE void statistics_of_two(const Tile<A>& tile, const int32_t* y, A*
   for (int64_t j = 0; j < n; ++j) {
     const A x_0 = first[j], x_1 = second[j], x_y = y[j] == 1 ? x_1 : x_0;
     softmax_of_pair(x_0, x_1, m[j], r[j]);
-    const A value = log1p_of_unit(r[j]) - (x_y - m[j]);
+    const A value = log1p_positive(r[j]) - (x_y - m[j]);
     nll[j] = y[j] < 0 ? A(0) : value;
   }
 }

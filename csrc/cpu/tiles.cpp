@@ -12,17 +12,15 @@
 namespace edgeloss {
 namespace {
 
-// row[j] = from[j · step]. Such rows are short: what runs them is chosen once a tile.
-template <typename T, typename A>
-EDGELOSS_INLINE void widen_row(const T* from, int64_t step, int64_t n, A* row) {
-  if (std::is_same_v<T, A> && step == 1) {
-    std::memcpy(row, from, n * sizeof(A));
-  } else if (step == 1) {
+// to[j · to_step] = from[j · from_step], of any types. Such rows are short: what runs them is chosen once a tile.
+template <typename From, typename To>
+EDGELOSS_INLINE void copy_row(const From* from, int64_t from_step, int64_t n, To* to, int64_t to_step) {
+  if (from_step == 1 && to_step == 1) {
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j]);
+    for (int64_t j = 0; j < n; ++j) to[j] = static_cast<To>(from[j]);
   } else {
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j * step]);
+    for (int64_t j = 0; j < n; ++j) to[j * to_step] = static_cast<To>(from[j * from_step]);
   }
 }
 
@@ -40,20 +38,6 @@ void stream(const void* from, int64_t bytes, void* to) {
   std::memcpy(to, from, bytes);
 }
 
-// out[j · step] = row[j].
-template <typename T, typename A>
-EDGELOSS_INLINE void narrow_row(const A* row, int64_t step, int64_t n, bool streams, T* out) {
-  if (std::is_same_v<T, A> && step == 1) {
-    streams ? stream(row, n * sizeof(A), out) : static_cast<void>(std::memcpy(out, row, n * sizeof(A)));
-  } else if (step == 1) {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j);
-  } else {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j * step);
-  }
-}
-
 }  // namespace
 
 template <typename A>
@@ -62,7 +46,7 @@ void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* til
     const auto* first = data + p * x.pixel_step;
     if (x.class_step == 1 && classes > 1 && !x.binary) {
       for (int64_t j = 0; j < n; ++j, first += x.pixel_step) {
-        for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = widen(first[c]);
+        for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = static_cast<A>(first[c]);
       }
     } else {
       vectorized<A>([=, class_step = x.class_step, step = x.pixel_step, begin = x.binary ? 1 : 0]() EDGELOSS_LOOP {
@@ -72,7 +56,7 @@ void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* til
           const auto* next = row + n * step;
           for (int64_t j = 0; j < n && step == 1; j += 64 / static_cast<int64_t>(sizeof(*next)))
             __builtin_prefetch(next + j);
-          widen_row(row, step, n, tile + c * ld);
+          copy_row(row, step, n, tile + c * ld, 1);
         }
       });
     }
@@ -83,10 +67,15 @@ template <typename A>
 void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p,
                 bool streams) {
   out.by_type([&](auto* data) {
+    using T = std::remove_reference_t<decltype(*data)>;
+    const bool past_cache = streams && std::is_same_v<T, A> && out.pixel_step == 1;
     vectorized<A>([=, first = data + p * out.pixel_step, class_step = out.class_step, step = out.pixel_step]()
                       EDGELOSS_LOOP {
-                        for (int64_t c = 0; c < count; ++c)
-                          narrow_row(tile + c * ld, step, n, streams, first + c * class_step);
+                        for (int64_t c = 0; c < count; ++c) {
+                          const A* row = tile + c * ld;
+                          T* to = first + c * class_step;
+                          past_cache ? stream(row, n * sizeof(A), to) : copy_row(row, 1, n, to, step);
+                        }
                       });
   });
 }

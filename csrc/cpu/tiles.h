@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "../labels.h"
 #include "../math.h"
@@ -13,43 +12,10 @@
 
 namespace edgeloss {
 
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-
 constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
 
 template <typename A>
 constexpr A kZeros[kTile] = {};
-
-// ---------------------------------------------------------------------------------------------------------- precisions
-
-// Half-precision numbers as float and back, in forms that vectorize.
-EDGELOSS_INLINE float widen(float x) { return x; }
-EDGELOSS_INLINE double widen(double x) { return x; }
-EDGELOSS_INLINE float widen(BFloat16 x) { return bits_of<float>(static_cast<uint32_t>(x.x) << 16); }
-EDGELOSS_INLINE float widen(Half x) {
-  const uint32_t size = x.x & 0x7fffu;
-  const uint32_t wide = bits_of<uint32_t>(bits_of<float>(size << 13) * 0x1p112f);  // subnormal ones come out right
-  return bits_of<float>((size >= 0x7c00u ? wide | 0x7f800000u : wide) | (x.x & 0x8000u) << 16);
-}
-EDGELOSS_INLINE void narrow(float x, float* out) { *out = x; }
-EDGELOSS_INLINE void narrow(double x, double* out) { *out = x; }
-EDGELOSS_INLINE void narrow(float x, BFloat16* out) {
-  const uint32_t b = bits_of<uint32_t>(x);
-  const uint32_t rounded = (b + 0x7fffu + (b >> 16 & 1u)) >> 16;  // to nearest, ties to even
-  out->x = static_cast<uint16_t>(x != x ? 0x7fc0u : rounded);
-}
-EDGELOSS_INLINE void narrow(float x, Half* out) {
-  const uint32_t b = bits_of<uint32_t>(x), sign = b >> 16 & 0x8000u, size = b & 0x7fffffffu;
-  const uint32_t normal = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
-  // Below 2^-14 an addition rounds to a multiple of 2^-24.
-  const uint32_t small = bits_of<uint32_t>(bits_of<float>(size) + 0.5f) - 0x3f000000u;
-  const uint32_t finite = size < 0x38800000u ? small : normal;
-  const uint32_t other = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  out->x = static_cast<uint16_t>(sign | (size < 0x477ff000u ? finite : other));
-}
-
-// --------------------------------------------------------------------------------------------------------------- tiles
 
 // The logits of n ≤ kTile pixels: class c of pixel j at x[c · ld + j].
 template <typename A>

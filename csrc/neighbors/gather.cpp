@@ -61,7 +61,7 @@ struct GatheredImage {
 }  // namespace
 
 template <typename A>
-void gather_terms(const Call<A>& call, const Slab& slab, double* same_side, double* other_side) {
+void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) {
   const GatheredImage<A> image(call, slab.image);
   const Geometry& g = call.g;
   const int16_t* label = image.map.label;
@@ -90,7 +90,9 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* same_side, doub
         const auto for_each = [&](const auto& body) {
           for (size_t j = 0; j < t[side].size(); ++j) body(t[side][j], d[side][j]);
         };
-        *(side ? other_side : same_side) += u * image.mean.find_term(for_each, image.sides[i][side]);
+        const A term = image.mean.find_term(for_each, image.sides[i][side]);
+        sums[side] += u * term;
+        if (maps) maps[(side * g.batch + slab.image) * g.pixels + i] = term;
       }
     }
   });
@@ -128,7 +130,7 @@ void gather_shares(const Call<A>& call, const Slab& slab, A* own, std::vector<Ot
   });
 }
 
-template void gather_terms(const Call<float>&, const Slab&, double*, double*);
+template void gather_terms(const Call<float>&, const Slab&, double*, float*);
 template void gather_terms(const Call<double>&, const Slab&, double*, double*);
 template void gather_shares(const Call<float>&, const Slab&, float*, std::vector<OtherWeight<float>>&);
 template void gather_shares(const Call<double>&, const Slab&, double*, std::vector<OtherWeight<double>>&);

@@ -8,9 +8,10 @@
 
 namespace edgeloss {
 
-// Adds Σ u S and Σ u O of the edge pixels of a slab to the two sums, and sets the state's `edge` and `sides`.
+// Adds Σ u S and Σ u O of the edge pixels of a slab to two sums, and sets the state's `edge` and `sides`. Unless it is
+// null, S and O go to `maps`, [2, B, P].
 template <typename A>
-void gather_terms(const Call<A>& call, const Slab& slab, double* same_side, double* other_side);
+void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps);
 
 // The weights of the terms in a slab's gradient, Σ u π over the edge pixels around a pixel: adds those of its own
 // class, of -log p(y), to own[place], and appends those of other classes, in the order of places.

@@ -137,9 +137,9 @@ std::tuple<Tensor, Tensor, Tensor> gathered_terms(const Tensor& logits, const Te
   const checks::Checker check(logits, checks::kReal);
   std::vector<int64_t> sizes = check.image;
   sizes.insert(sizes.begin(), 2);
-  const Tensor terms = new_tensor(logits, sizes, check.real);
-  const Tensor stats = new_tensor(logits, {2, check.pixels()}, check.real);
-  const Tensor sides = new_tensor(logits, {check.pixels(), 2, 3}, check.real);
+  const Tensor terms = torch::stable::new_empty(logits, sizes, check.real);
+  const Tensor stats = torch::stable::new_empty(logits, {2, check.pixels()}, check.real);
+  const Tensor sides = torch::stable::new_empty(logits, {check.pixels(), 2, 3}, check.real);
   const GatheredTensors tensors = {logits, label, edge, distance, power, radius, terms, stats, sides, nullptr};
   tensors.check();
   const Passes passes(logits);

@@ -240,10 +240,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, co
                                                         const std::optional<Tensor>& mask,
                                                         std::vector<int64_t> radius) {
   const checks::Checker check(logits, checks::kReal);
-  const Tensor value = new_tensor(logits, check.image, check.real);
-  const Tensor stats = new_tensor(logits, {2, check.pixels()}, check.real);
-  const Tensor largest = new_tensor(logits, {1, check.pixels()}, weight.scalar_type());
-  const Tensor sides = new_tensor(logits, {check.pixels(), 3}, check.real);
+  const Tensor value = torch::stable::new_empty(logits, check.image, check.real);
+  const Tensor stats = torch::stable::new_empty(logits, {2, check.pixels()}, check.real);
+  const Tensor largest = torch::stable::new_empty(logits, {1, check.pixels()}, weight.scalar_type());
+  const Tensor sides = torch::stable::new_empty(logits, {check.pixels(), 3}, check.real);
   const Passes passes(logits);
   with_types({logits, index, weight, mask, radius, value, stats, largest, sides, nullptr}, [&](const auto& image) {
     passes.run(FindLargest(), image);

@@ -7,12 +7,6 @@
 #include "../math.h"
 #include "../tensors.h"
 
-#ifdef __CUDA_ARCH__
-#define EDGELOSS_UNROLL _Pragma("unroll")
-#else
-#define EDGELOSS_UNROLL
-#endif
-
 namespace edgeloss {
 
 // An image of a tensor [B, C, *S], or null.
@@ -85,7 +79,6 @@ struct SoftmaxImage {
     RunningSoftmax<A> softmax;
     for (int64_t begin = 0; begin < g.logits; begin += kBlock) {
       A block[kBlock];
-      EDGELOSS_UNROLL
       for (int j = 0; j < kBlock; ++j) block[j] = begin + j < g.logits ? x.at(n, begin + j) : A(-INFINITY);
       softmax.add(block);
     }
@@ -99,10 +92,8 @@ struct SoftmaxImage {
     const auto e_at = [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); };
     for (int64_t begin = 0; begin < g.logits; begin += kBlock) {
       A e[kBlock], sum[kBlock] = {};
-      EDGELOSS_UNROLL
       for (int j = 0; j < kBlock; ++j) e[j] = gets_any && begin + j < g.logits ? e_at(begin + j) : A(0);
       if (gets_any) add_gradient(row, column, begin, kBlock, e, sum, e_at);
-      EDGELOSS_UNROLL
       for (int j = 0; j < kBlock; ++j) {
         if (begin + j < g.logits) grad.at(n, begin + j) = sum[j];
       }
@@ -120,11 +111,9 @@ struct SoftmaxImage {
       const A m_n = m[n], own = given.chosen.factor, push = given.others.factor;
       const int k = static_cast<int>(given.k - begin);
       if (given.k >= 0 && given.others.base == m_n) {  // as it usually is, in a loop that vectorizes
-        EDGELOSS_UNROLL
         for (int b = 0; b < block; ++b) sum[b] += b == k ? own : push * e[b];
         return;
       }
-      EDGELOSS_UNROLL
       for (int b = 0; b < block; ++b) {
         if (begin + b >= g.logits) continue;
         const bool is_chosen = self().chooses(i, begin + b);

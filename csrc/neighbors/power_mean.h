@@ -83,7 +83,7 @@ struct PowerMean {
     });
     A log_m = mean;
     if (q != A(0) && largest <= A(1)) {
-      for_each([&](A t, A w, A) { small += w * expm1_of_unit(q * (t - mean)); });
+      for_each([&](A t, A w, A) { small += w * std::expm1(q * (t - mean)); });
       log_m += std::log1p(small / weights) / q;
     } else if (q != A(0)) {
       log_m = side.t + (side.log_sum - (std::log(weights) + (side.d - nearest) * per_decay)) / q;

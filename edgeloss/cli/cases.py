@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import inputs
-from edgeloss.cli.commands import OF_LOSS
+from edgeloss.cli.commands import OF_LOSS, check_class_count
 from edgeloss.cli.messages import say
 from edgeloss.io import (
     ARRAY_SUFFIXES,
@@ -24,11 +23,13 @@ from edgeloss.io import (
     VOID_INDEX,
     InputError,
     Prediction,
+    Rgb,
     color_labels,
     files_by_stem,
     read_classes,
     read_image,
     read_labels,
+    read_palette,
     read_prediction,
 )
 from edgeloss.io.arrays import read_array
@@ -43,22 +44,24 @@ class CaseFiles(NamedTuple):
 
     Attributes:
         name: without suffix.
-        prediction: logits, probabilities or labels.
         mask: the true labels.
         image: the picture, if there is one.
+        prediction: logits, probabilities or labels.
+        second: those of another network, if there is one.
     """
 
     name: str
-    prediction: Path
     mask: Path
     image: Path | None
+    prediction: Path
+    second: Path | None = None
 
 
-def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
+def find_cases(options: Namespace) -> list[CaseFiles]:
     """Match files, or the files of folders by name; hidden files and other suffixes are skipped.
 
     Returns:
-        The cases, sorted by name; of each, its files with the prediction of each network.
+        The cases, sorted by name.
 
     Raises:
         InputError: if a folder is empty, a name is missing from a folder, or no name is in all folders.
@@ -67,14 +70,16 @@ def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
     predictions = [given[name] for name in ("pred", "first", "second") if name in given]
     mask, image = options.mask, given.get("image")
     if not options.takes_folders:
-        return [tuple(CaseFiles(path.stem, path, mask, image) for path in predictions)]
+        return [CaseFiles(predictions[0].stem, mask, image, *predictions)]
     suffixes: dict[Path, tuple[str, ...]] = dict.fromkeys([*predictions, mask], LABEL_SUFFIXES)
     if image is not None:
         suffixes[image] = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
-    common = set.intersection(*map(set, files.values()))
-    if not common:
-        raise InputError(f"{predictions[0]}: expected names as in {mask}, but got none that is in all folders")
+    common = set(files[mask])
+    for folder, in_folder in files.items():
+        if not common.intersection(in_folder):
+            raise InputError(f"{folder}: expected names as in {mask}, but got none that is in all folders")
+        common &= set(in_folder)
     for folder, in_folder in {} if options.skip_missing else files.items():
         if missing := sorted(set().union(*files.values()) - set(in_folder)):
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -83,9 +88,11 @@ def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
                 " --skip-missing to leave out incomplete cases"
             )
     return [
-        tuple(
-            CaseFiles(name, files[path][name], files[mask][name], None if image is None else files[image][name])
-            for path in predictions
+        CaseFiles(
+            name,
+            files[mask][name],
+            None if image is None else files[image][name],
+            *(files[path][name] for path in predictions),
         )
         for name in sorted(common)
     ]
@@ -135,8 +142,7 @@ class Reader:
         needs_finite: refuse predictions with values that are not finite.
 
     Raises:
-        InputError: if --classes, --region or --slice is out of range, --remap is malformed, or the file of --classes or
-            --palette cannot be used.
+        InputError: if --region is out of range, or the file of --classes or --palette cannot be used.
     """
 
     def __init__(self, options: Namespace, *, needs_finite: bool = False) -> None:
@@ -151,8 +157,8 @@ class Reader:
         given = options.ignore_index
         self.ignore_index: int = given if given is not None else VOID_INDEX if void is None else void
         self._colors = None if options.palette is None else color_labels(options.palette)
-        self._remap = _parse_remap(options.remap)
-        self._slices = None if options.slice is None else _parse_slices(options.slice)
+        self._palette = None if options.palette is None else read_palette(options.palette)
+        self._remap = options.remap or ()
 
     @property
     def criterion(self) -> EdgeAwareLoss:
@@ -161,23 +167,32 @@ class Reader:
         given = {name: getattr(self._options, name) for name in OF_LOSS}
         return EdgeAwareLoss(ignore_index=self.ignore_index, upsample=True, **stateless, **given)
 
+    def palette(self, classes: int) -> list[Rgb] | None:
+        """Return the colors of the classes, None if they are not known."""
+        if (colors := self._palette) is None:
+            return None
+        if missing := [str(c) for c in range(classes) if c not in colors]:
+            path = self._options.palette
+            raise InputError(f"{path}: expected {classes} colors, but got none for class {', '.join(missing)}")
+        return [colors[c] for c in range(classes)]
+
     def read(self, files: CaseFiles) -> Case:
         """Read the files of one case, with a note about non-finite values and about masks without a usable label.
 
         Raises:
             InputError: if a file cannot be used, or sizes, classes or labels do not fit.
         """
-        if self._slices is None:
+        if (slices := self._options.slice) is None:
             return self._read(files, None)
-        parts = [self._read(files, at) for at in self._slices]
+        parts = [self._read(files, at) for at in slices]
         images = [part.image for part in parts if part.image is not None]
-        names = [f"slice {at}" for at in self._slices]
+        taken = f"slice {slices[0]}" if len(slices) == 1 else f"slices {slices[0]} to {slices[-1]}"
         return parts[0]._replace(
             logits=torch.cat([part.logits for part in parts]),
             target=torch.cat([part.target for part in parts]),
             image=torch.cat(images) if images else None,
-            interpretation=f"{parts[0].interpretation}, {' to '.join(dict.fromkeys((names[0], names[-1])))}",
-            slices=names,
+            interpretation=f"{parts[0].interpretation}, {taken}",
+            slices=[f"slice {at}" for at in slices],
         )
 
     def _read(self, files: CaseFiles, at: int | None) -> Case:
@@ -305,16 +320,15 @@ def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, pa
 # ---------------------------------------------------------------------------------------------------- options
 
 
-def _read_classes(text: str | None) -> tuple[int | None, list[str] | None, int | None]:
+def _read_classes(given: int | str | None) -> tuple[int | None, list[str] | None, int | None]:
     """Return the number of classes, their names and the index to ignore, as far as --classes has them."""
-    names, void = None, None
-    count = int(text) if text is not None and text.isascii() and text.isdigit() else None
-    if text is not None and count is None:
-        names, void = read_classes(text)
-        count = len(names)
-    if count is not None and not 2 <= count < 2**15:
-        raise InputError(f"--classes: expected 2 to {2**15 - 1} classes, but got {count}; one logit has two")
-    return count, names, void
+    if not isinstance(given, str):
+        return given, None, None
+    names, void = read_classes(given)
+    try:
+        return check_class_count(len(names)), names, void
+    except ArgumentTypeError as error:
+        raise InputError(f"{given}: {error}") from error
 
 
 def _parse_region(text: str, names: list[str] | None, count: int | None) -> int:
@@ -325,22 +339,3 @@ def _parse_region(text: str, names: list[str] | None, count: int | None) -> int:
         expected = "a number" if count is None else f"0 to {count - 1}"
         raise InputError(f"--region: expected {expected}, or a name of --classes, but got {text!r}")
     return int(text)
-
-
-def _parse_slices(text: str) -> range:
-    match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", text)
-    if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise InputError(f"--slice: expected N or FIRST-LAST, but got {text!r}")
-    return range(int(match[1]), int(match[2] or match[1]) + 1)
-
-
-def _parse_remap(text: str | None) -> list[tuple[int, int, int]]:
-    """Return the rules: the first and the last label to replace, and what replaces the first."""
-    rules = []
-    for part in filter(None, (text or "").replace(" ", "").split(",")):
-        match = re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?:(-?[0-9]{1,9})", part)
-        if match is None:
-            raise InputError(f"--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got {part!r}")
-        first, last, to = match.groups()
-        rules.append((int(first), int(last or first), int(to)))
-    return rules

@@ -229,6 +229,7 @@ def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None
     reading.add_argument(
         "--classes",
         metavar="N|FILE",
+        type=_classes,
         required=needs_classes,
         help='The number of classes, or a text file with one "<index> <name>" per line.',
     )
@@ -246,7 +247,7 @@ def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None
     )
     for option, about in _READING.items():
         flag, metavar = option.split()
-        reading.add_argument(flag, metavar=metavar, help=about)
+        reading.add_argument(flag, metavar=metavar, type=_PARSED.get(flag, str), help=about)
     reading.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
     )
@@ -282,6 +283,39 @@ def _number(low: float, high: float, kind: type = float) -> Callable[[str], Any]
     parsed.__name__ = kind.__name__
     return parsed
 
+
+def _classes(text: str) -> int | str:
+    """Return the number of classes, or the path of their file."""
+    return check_class_count(int(text)) if text.isascii() and text.isdigit() else text
+
+
+def check_class_count(count: int) -> int:
+    """Return a number of classes that can be used."""
+    if not 2 <= count < 2**15:
+        raise ArgumentTypeError(f"expected 2 to {2**15 - 1} classes, but got {count}; one logit has two")
+    return count
+
+
+def _slices(text: str) -> range:
+    match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise ArgumentTypeError(f"expected N or FIRST-LAST, but got {text!r}")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def _remap(text: str) -> list[tuple[int, int, int]]:
+    """Return the rules: the first and the last label to replace, and what replaces the first."""
+    rules = []
+    for part in filter(None, text.replace(" ", "").split(",")):
+        match = re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?:(-?[0-9]{1,9})", part)
+        if match is None:
+            raise ArgumentTypeError(f"expected FROM:TO or FIRST-LAST:TO, separated by commas, but got {part!r}")
+        first, last, to = match.groups()
+        rules.append((int(first), int(last or first), int(to)))
+    return rules
+
+
+_PARSED: dict[str, Callable[[str], Any]] = {"--remap": _remap, "--slice": _slices}
 
 # By name: the module that has the function of this name, the usage, and what adds the options, with the help.
 COMMANDS = {
@@ -320,7 +354,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 def _bad_input(given: dict[str, Any], sources: list[Path]) -> str:
     """Return what is wrong with the paths to read, nothing if all can be used."""
     classes, palette, names = (given.get(name) for name in ("classes", "palette", "names"))
-    for path in [*sources, *([] if classes is None or classes.isdigit() else [Path(classes)])]:
+    for path in [*sources, *([Path(classes)] if isinstance(classes, str) else [])]:
         if not path.exists():
             return f"{path}: no such file or folder"
     if palette is not None and palette not in PALETTE_NAMES and not Path(palette).exists():

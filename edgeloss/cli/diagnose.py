@@ -16,7 +16,7 @@ def diagnose(options: Namespace) -> int:
     """Print the report of each case, and draw its gradient; return 1 if a value is not finite."""
     reader = Reader(options)
     reports: dict[str, debug.Report] = {}
-    for (files,), said in with_progress(find_cases(options)):
+    for files, said in with_progress(find_cases(options)):
         said("diagnosing")
         case = reader.read(files)
         with errors_named(files.prediction):

@@ -90,7 +90,7 @@ def errors_named(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {error}") from error
 
 
-def with_progress(cases: Sequence[tuple[CaseFiles, ...]]) -> Iterator[tuple[tuple[CaseFiles, ...], Said]]:
+def with_progress(cases: Sequence[CaseFiles]) -> Iterator[tuple[CaseFiles, Said]]:
     """Yield cases, each with a function that takes what is being computed.
 
     If stderr is a terminal, it shows that, the name of the case, how many are done and the time that passes.
@@ -102,10 +102,10 @@ def with_progress(cases: Sequence[tuple[CaseFiles, ...]]) -> Iterator[tuple[tupl
     columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(cases))
-        for case in cases:
+        for files in cases:
 
-            def said(text: str, name: str = case[0].name) -> None:
+            def said(text: str, name: str = files.name) -> None:
                 progress.update(task, description=printable(f"{name}: {text}"))
 
-            yield case, said
+            yield files, said
             progress.advance(task)

@@ -31,7 +31,7 @@ def metrics(options: Namespace) -> None:
         **{f"boundary_f1_{radius}px": BoundaryF1(reader.num_classes, radius=radius, **shared) for radius in (1, 3, 5)},
         "trimap_iou_3px": TrimapIoU(reader.num_classes, radius=3, **shared),
     }
-    for (files,), said in with_progress(cases):
+    for files, said in with_progress(cases):
         said("measuring")
         case = reader.read(files)
         labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgeloss.cli.cases import Case, CaseFiles, Reader, find_cases
 from edgeloss.cli.messages import Said, errors_named, open_page, printable, say_wrote, to_json, with_progress, write
-from edgeloss.io import InputError, Rgb, read_palette
+from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
 from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
@@ -22,71 +22,32 @@ from edgeloss.viz.report import draw_report
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 
 
-class Painter:
-    """Draw cases as the options of a command say.
-
-    Attributes:
-        reader: of the cases.
-        criterion: the loss.
-
-    Raises:
-        InputError: if a file that an option names cannot be used.
-    """
-
-    def __init__(self, options: Namespace) -> None:
-        """Read what the options name."""
-        _keep_freed_memory()
-        self.reader = Reader(options)
-        self.criterion = self.reader.criterion
-        self._colors = None if options.palette is None else read_palette(options.palette)
-        self._options = options
-
-    def examine(self, case: Case, said: Said, *, details: bool = False) -> list[Arrays]:
-        """Examine each picture of a case."""
-        return examine_images(case.logits, case.target, self.criterion, details=details, said=said)
-
-    def draw(self, case: Case, suffix: str, links: Mapping[str, str] | None, said: Said) -> tuple[bytes, list[Arrays]]:
-        """Return the content of a file with this suffix, and what it shows; a report has the links."""
-        examined = self.examine(case, said, details=suffix == ".html")
-        title = printable(f"{case.name}: {case.interpretation}")
-        arrays = stack_arrays(examined)
-        look = read_look(arrays, case.image, self.reader.names, self.palette(case.classes), title)
-        if suffix == ".html":
-            page = draw_report(examined, self.criterion, look, links=links, names=case.slices, said=said)
-            return page.encode(), examined
-        said("drawing")
-        shown = {name: getattr(self._options, name) for name in ("terms", "contours", "width")}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            figure = draw_panel(arrays, look, **shown)
-            return figure.content(suffix, dpi=self._options.dpi), examined
-
-    def palette(self, classes: int) -> list[Rgb] | None:
-        """Return the colors of the classes, None if they are not known."""
-        colors = self._colors
-        if colors is not None and (missing := [str(c) for c in range(classes) if c not in colors]):
-            path = self._options.palette
-            raise InputError(f"{path}: expected {classes} colors, but got none for class {', '.join(missing)}")
-        return None if colors is None else [colors[c] for c in range(classes)]
-
-    def write(
-        self, files: CaseFiles, output: Path, said: Said, links: Mapping[str, str] | None = None
-    ) -> tuple[Case, list[Arrays]]:
-        """Write the page of a case; return what it shows."""
-        said("reading")
-        with errors_named(files.prediction):
-            case = self.reader.read(files)
-            content, examined = self.draw(case, output.suffix.lower(), links, said)
-        write(output, content)
-        return case, examined
-
-    def describe(self, page: Path, case: Case, examined: Sequence[Arrays]) -> tuple[Item, dict[str, Any]]:
-        """Return what an index shows of a page, and what --json prints."""
-        item = index_item(printable(case.name), examined, case.pictures(), page.name)
-        iou = item.scores[0].iou.tolist()
-        names = self.reader.names or [str(k) for k in range(len(iou))]
-        about = {"page": str(page), "bytes": page.stat().st_size, "prediction": case.interpretation}
-        return item, about | item.figures[0] | {"iou": dict(zip(names, iou, strict=False))}
+def view(options: Namespace) -> None:
+    """Write a picture or report per case, and an index of the cases of a folder."""
+    _keep_freed_memory()
+    reader, output, is_folder = Reader(options), options.output, options.takes_folders
+    cases = find_cases(options)
+    pages = [output / f"{files.name}.{options.page_format}" for files in cases] if is_folder else [output]
+    page = output / "index.html" if is_folder else output
+    if is_folder and page in {path.with_name(path.name.lower()) for path in pages}:
+        raise InputError(f"{output}: expected names other than index, but got one; it would overwrite index.html")
+    items, figures = [], []
+    for at, (files, said) in enumerate(with_progress(cases)):
+        case, examined = _write_page(files, pages[at], reader, options, said, _links(pages, at) if is_folder else {})
+        if is_folder or options.as_json:
+            item, shown = _describe(pages[at], case, examined, reader)
+            items.append(item)
+            figures.append(shown)
+    if is_folder:
+        about = "thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means"
+        title = f"edgeloss: {len(items)} images"
+        index = gallery(items, title=title, by="edge", class_names=reader.names, footer=about)
+        write(page, index.encode())
+    say_wrote(page, pages if is_folder else ())
+    if options.as_json:
+        print(to_json({"index": str(page), "pages": figures} if is_folder else figures[0]))
+    if options.show:
+        open_page(page)
 
 
 def _keep_freed_memory() -> None:
@@ -96,47 +57,28 @@ def _keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-def view(options: Namespace) -> None:
-    """Write a picture or report per case, and an index of the cases of a folder."""
-    output, painter = options.output, Painter(options)
-    cases = [files for (files,) in find_cases(options)]
-    if options.takes_folders:
-        page, figures = _write_folder(cases, output, options.page_format, painter)
-    else:
-        page = output
-        for (files,), said in with_progress([tuple(cases)]):
-            written = painter.write(files, output, said)
-        say_wrote(output)
-        figures = painter.describe(output, *written)[1] if options.as_json else {}
-    if options.as_json:
-        print(to_json(figures))
-    if options.show:
-        open_page(page)
-
-
-def _write_folder(
-    cases: Sequence[CaseFiles], folder: Path, page_format: str, painter: Painter
-) -> tuple[Path, dict[str, Any]]:
-    """Write a page per case and, once all are complete, the index; return its path and what --json prints."""
-    if page_format == "html" and any(files.name.lower() == "index" for files in cases):
-        raise InputError(f"{folder}: expected names other than index, but got one; it would overwrite index.html")
-    pages = [folder / f"{files.name}.{page_format}" for files in cases]
-    items, figures = [], []
-    for at, ((files,), said) in enumerate(with_progress([(files,) for files in cases])):
-        written = painter.write(files, pages[at], said, _links(pages, at))
-        item, shown = painter.describe(pages[at], *written)
-        items.append(item)
-        figures.append(shown)
-    index = gallery(
-        items,
-        title=f"edgeloss: {len(items)} images",
-        by="edge",
-        class_names=painter.reader.names,
-        footer="thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means",
-    )
-    write(folder / "index.html", index.encode())
-    say_wrote(folder / "index.html", pages)
-    return folder / "index.html", {"index": str(folder / "index.html"), "pages": figures}
+def _write_page(
+    files: CaseFiles, output: Path, reader: Reader, options: Namespace, said: Said, links: Mapping[str, str]
+) -> tuple[Case, list[Arrays]]:
+    """Write the picture or report of a case; return what it shows."""
+    said("reading")
+    suffix = output.suffix.lower()
+    with errors_named(files.prediction):
+        case = reader.read(files)
+        examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
+        title, arrays = printable(f"{case.name}: {case.interpretation}"), stack_arrays(examined)
+        look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
+        if suffix == ".html":
+            page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said)
+            content = page.encode()
+        else:
+            said("drawing")
+            shown = {name: getattr(options, name) for name in ("terms", "contours", "width")}
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
+                content = draw_panel(arrays, look, names=case.slices, **shown).content(suffix, dpi=options.dpi)
+    write(output, content)
+    return case, examined
 
 
 def _links(pages: Sequence[Path], at: int) -> dict[str, str]:
@@ -149,14 +91,24 @@ def _links(pages: Sequence[Path], at: int) -> dict[str, str]:
     return links
 
 
+def _describe(page: Path, case: Case, examined: Sequence[Arrays], reader: Reader) -> tuple[Item, dict[str, Any]]:
+    """Return what an index shows of a page, and what --json prints."""
+    item = index_item(printable(case.name), examined, case.pictures(), page.name)
+    iou = item.scores[0].iou.tolist()
+    names = reader.names or [str(k) for k in range(len(iou))]
+    about = {"page": str(page), "bytes": page.stat().st_size, "prediction": case.interpretation}
+    return item, about | item.figures[0] | {"iou": dict(zip(names, iou, strict=False))}
+
+
 def compare(options: Namespace) -> None:
     """Write the page about the same images under two networks."""
-    painter, cases, output = Painter(options), find_cases(options), options.output
+    _keep_freed_memory()
+    reader, output = Reader(options), options.output
     names = [printable(name) for name in options.names or _names(options.first, options.second)]
     items: list[Item] = []
-    for both, said in with_progress(cases):
+    for files, said in with_progress(find_cases(options)):
         said("reading")
-        items += _compare_case(both, names, painter, said)
+        items += _compare_case(files, names, reader, said)
         kept = {item.name for chosen in best_and_worst(items) for item in chosen}
         items = [item if item.name in kept else item._replace(large={}) for item in items]
     page = gallery(
@@ -164,7 +116,7 @@ def compare(options: Namespace) -> None:
         title=" compared with ".join(names),
         by="boundary_f1_1px",
         runs=names,
-        class_names=painter.reader.names,
+        class_names=reader.names,
         about=describe_changes(items, names),
         footer="scores count the pixels of all images together, losses are means; images are sorted by what the"
         " second network gains over the first",
@@ -184,18 +136,22 @@ def compare(options: Namespace) -> None:
         open_page(output)
 
 
-def _compare_case(both: Sequence[CaseFiles], names: Sequence[str], painter: Painter, said: Said) -> list[Item]:
+def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: Said) -> list[Item]:
     """Return what the page shows of each picture of a case."""
-    first, second = (painter.reader.read(files) for files in both)
+    assert files.second is not None
+    first, second = reader.read(files), reader.read(files._replace(prediction=files.second))
     if first.classes != second.classes:
         raise InputError(
-            f"{both[1].prediction}: expected {first.logits.shape[1]} classes as in {both[0].prediction}, but got"
+            f"{files.second}: expected {first.logits.shape[1]} classes as in {files.prediction}, but got"
             f" {second.logits.shape[1]}; of labels, pass the number as --classes"
         )
-    colors, items = class_colors(painter.palette(first.classes), first.classes), []
-    with errors_named(both[0].prediction):
-        examined = zip(*(painter.examine(case, said) for case in (first, second)), strict=True)
-    for at, (pair, image) in enumerate(zip(examined, first.pictures(), strict=True)):
+    colors, items = class_colors(reader.palette(first.classes), first.classes), []
+    with errors_named(files.prediction):
+        first_arrays, second_arrays = (
+            examine_images(case.logits, case.target, reader.criterion, details=False, said=said)
+            for case in (first, second)
+        )
+    for at, (*pair, image) in enumerate(zip(first_arrays, second_arrays, first.pictures(), strict=True)):
         name = printable(first.name if first.slices is None else f"{first.name}, {first.slices[at]}")
         items.append(compare_item(name, image, dict(zip(names, pair, strict=True)), colors))
     return items

@@ -61,9 +61,10 @@ class Outcome:
     origin: Origin | None = None
     failed: str = ""
 
-    def bad(self) -> list[Tensor]:
+    def bad(self) -> dict[str, Tensor]:
         """Return those of loss and gradient that are not finite."""
-        return [x for x in (self.loss, self.gradient) if x is not None and not all_finite(x)]
+        parts = {"loss": self.loss, "gradient": self.gradient}
+        return {part: x for part, x in parts.items() if x is not None and not all_finite(x)}
 
 
 class LossCall(NamedTuple):
@@ -122,7 +123,8 @@ class LossCall(NamedTuple):
                 outcome.error = first_line(error) + (f" at {shown_line(*where)}" if is_users else "")
             after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
             outcome.is_random = not all(map(torch.equal, states, after))
-        outcome.origin = watch.origin_of(*outcome.bad()[:1])
+        first_bad = list(outcome.bad().values())[:1]
+        outcome.origin = watch.origin_of(*first_bad)
         for message in (str(warning.message) for warning in warned):
             if match := re.search(r"Error detected in (\w+)", message):
                 outcome.failed = f"{match[1]} of {shown_line(*place(message))}"

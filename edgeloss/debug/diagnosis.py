@@ -15,7 +15,7 @@ from edgeloss import hints, inputs
 from edgeloss.debug.calls import LEVELS, Finding, LossCall, Outcome
 from edgeloss.debug.findings import Labels, bad_input, bad_outcome, blame_term, evaluate_terms, odd_logits, odd_outcome
 from edgeloss.debug.origin import Origin
-from edgeloss.debug.trees import Node, make_node
+from edgeloss.debug.trees import Node, first_line, make_node
 from edgeloss.loss import EdgeAwareLoss
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def _diagnose(call: LossCall) -> Report:
     findings = [bad_input(path, stats) for line in arguments for path, stats in line.tensors() if stats.bad]
     findings += odd_logits(call.logits)
     sections, origin = [Node("inputs", children=arguments)], None
-    if call.logits.is_cuda and not isinstance(call.loss_fn, EdgeAwareLoss) and labels and labels.wrong.any():
+    criterion = call.loss_fn if isinstance(call.loss_fn, EdgeAwareLoss) else None
+    if call.logits.is_cuda and not criterion and labels and labels.wrong.any():
         given = Outcome(error="not run, since an out-of-range label may abort the CUDA context")
     else:
         given = call.run(dtype)
@@ -157,13 +158,10 @@ def _diagnose(call: LossCall) -> Report:
         findings.append(Finding("error", f"loss: {given.error}.", advice))
     else:
         exact = Outcome() if dtype == torch.float64 else call.run(torch.float64)
+        runs = {inputs.dtype_name(dtype): given} | ({} if exact.loss is None else {"float64": exact})
+        sections.append(_section("loss", {name: run.loss for name, run in runs.items()}))
+        sections.append(_section("gradient", {name: run.gradient for name, run in runs.items()}))
         watched = call.run(dtype, watched=True) if given.error or given.bad() else Outcome()
-        for part in ("loss", "gradient"):
-            tensors = {inputs.dtype_name(dtype): getattr(given, part)}
-            if exact.loss is not None:
-                tensors["float64"] = getattr(exact, part)
-            lines = [make_node(name, tensor) for name, tensor in tensors.items() if tensor is not None]
-            sections.append(Node(part, "" if lines else "none", children=lines))
         findings += given.notes
         if given.error:
             where = f" in {watched.failed}" if watched.failed else ""
@@ -176,10 +174,10 @@ def _diagnose(call: LossCall) -> Report:
             findings += bad_outcome(call, labels, given, exact, origin)
         else:
             findings += odd_outcome(labels, given, exact)
-        if isinstance(call.loss_fn, EdgeAwareLoss):
-            sections.append(terms := evaluate_terms(call, call.loss_fn))
-            if terms.children and given.bad():
-                findings.append(blame_term(terms, call.logits))
+        if criterion:
+            section, blamed = _terms(call, criterion)
+            sections.append(section)
+            findings += blamed if given.bad() else []
     ok = all(finding.level != "error" for finding in findings)
     return Report(
         ok=ok,
@@ -190,3 +188,18 @@ def _diagnose(call: LossCall) -> Report:
         _tree=Node(f"diagnose({call.name})", "ok" if ok else "NOT OK", children=sections),
         _ignored=None if labels is None else labels.ignored(call.logits),
     )
+
+
+def _terms(call: LossCall, criterion: EdgeAwareLoss) -> tuple[Node, list[Finding]]:
+    """Return the terms as a section, and which of them to blame for a loss that is not finite."""
+    try:
+        terms = evaluate_terms(call, criterion)
+    except Exception as error:  # of a subclass with other arguments
+        return Node("terms", f"not evaluated; {first_line(error)}"), []
+    lines = [_section(name, {"loss": term.loss, "gradient": term.gradient}) for name, term in terms.items()]
+    return Node("terms", "each one separately, before its weight", children=lines), [blame_term(terms, call.logits)]
+
+
+def _section(name: str, tensors: dict[str, Tensor | None]) -> Node:
+    lines = [make_node(key, tensor) for key, tensor in tensors.items() if tensor is not None]
+    return Node(name, "" if lines else "none", children=lines)

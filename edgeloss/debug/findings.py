@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from edgeloss import inputs, neighborhoods, reduction, reference, region
 from edgeloss.debug.calls import Finding, LossCall, Outcome
 from edgeloss.debug.origin import Origin
-from edgeloss.debug.trees import MAX_VALUES, Node, Stats, all_finite, first_index, first_line, make_node, measure, short
+from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
 from edgeloss.inputs import by_class, widest
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options
@@ -73,28 +73,23 @@ class Labels(NamedTuple):
     @classmethod
     def from_call(cls, call: LossCall) -> Labels | None:
         """Return the labels of a call, None if its target does not hold class indices."""
-        target, logits, ignore_index = call.target, call.logits, call.ignore_index
-        dims = logits.dim() - 2
-        if not isinstance(target, Tensor) or target.dtype not in inputs.LABEL_DTYPES or dims < 0:
+        target, logits, ignore_index, of_class = call.target, call.logits, call.ignore_index, None
+        if not isinstance(target, Tensor) or target.dtype not in inputs.LABEL_DTYPES or logits.dim() < 2:
             return None
-        multilabel_classes = None
         if isinstance(call.loss_fn, EdgeAwareLoss) and call.loss_fn.multilabel:
             if target.dim() != logits.dim() or target.shape[:2] != logits.shape[:2]:
                 return None
-            multilabel_classes, target, logits = logits.shape[1], target.flatten(0, 1), by_class(logits)
+            of_class, target, logits = logits.shape[1], target.flatten(0, 1), by_class(logits)
+        size = logits.shape[2:]
         # Some losses upsample logits of lower resolution to the labels.
-        if target.shape[1:] != logits.shape[2:] and (dims < 2 or target.dim() != dims + 1):
+        fits = target.shape[1:] == size or (len(size) > 1 and target.dim() == len(size) + 1)
+        if not fits or len(target) != len(logits):
             return None
-        if len(target) != len(logits):
-            return None
-        y, is_class = inputs.labels(target, logits.shape[1], None)
-        is_void = torch.zeros_like(is_class) if ignore_index is None else y == ignore_index
-        valid, outside = is_class & ~is_void, ~is_class & ~is_void
-        wrong = outside
-        if ignore_index is None:
-            wrong = outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
-        edge_mask = neighborhoods.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
-        return cls(y, valid, outside, wrong, edge_mask, max(2, logits.shape[1]), multilabel_classes)
+        y, valid = inputs.labels(target, logits.shape[1], ignore_index)
+        outside = ~valid if ignore_index is None else ~valid & (y != ignore_index)
+        wrong = outside if ignore_index is not None else outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
+        edge_mask = neighborhoods.find_edges(y, valid, [1] * len(size)) if len(size) in (2, 3) else None
+        return cls(y, valid, outside, wrong, edge_mask, max(2, logits.shape[1]), of_class)
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values of each image in the first axes of the target: [B, ...], of a multilabel loss [B, C, ...]."""
@@ -174,18 +169,14 @@ def bad_outcome(
         advice = "Return 0 where no label is valid, or skip such batches: a mean over nothing is 0 / 0."
     given_tensors = [value for value in tree_leaves((call.logits, call.target)) if isinstance(value, Tensor)]
     bad_inputs = not all(all_finite(value) for value in given_tensors)
-    follows = False
-    for part in ("loss", "gradient"):
-        tensor, wide = getattr(given, part), getattr(exact, part)
-        if tensor is None or all_finite(tensor):
-            continue
-        message = part + _describe_bad(measure(tensor))
+    bad = given.bad()
+    for part, tensor in bad.items():
+        message, part_advice, wide = part + _describe_bad(measure(tensor)), advice, getattr(exact, part)
         if part == "gradient":
             message += _where(~tensor.isfinite(), call.logits, labels)
-        if follows:
-            yield Finding("error", f"{message}; this follows from the loss.")
-            return
-        part_advice = advice
+            if "loss" in bad:
+                yield Finding("error", f"{message}; this follows from the loss.")
+                return
         if bad_inputs:
             part_advice = "Fix the input first: no loss can be finite on it."
         elif wide is not None and all_finite(wide):
@@ -195,7 +186,6 @@ def bad_outcome(
         elif wide is not None:
             message += "; not finite in float64 either, so the cause is the formula, not the precision"
         yield Finding("error", f"{message}{f'. It starts with {origin}' if origin else ''}.", part_advice)
-        follows = True
 
 
 def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
@@ -221,56 +211,40 @@ def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
 # ----------------------------------------------------------------------------------- the terms of an EdgeAwareLoss
 
 
-def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
-    """Evaluate each term with a weight > 0 separately, in plain PyTorch.
+def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcome]:
+    """Evaluate each term with a weight > 0 separately, before its weight, in plain PyTorch.
 
-    Values exclude the weight of the term. They are computed from the maps of the terms, since a sum of all terms, with
-    the weights of the others set to 0, would leave 0 · nan.
+    They are computed from the maps of the terms, since a sum of all terms, with the weights of the others set to 0,
+    would leave 0 · nan.
     """
     leaf = call.logits.clone().requires_grad_()
-    try:
-        losses = _losses(call, criterion, leaf)
-    except Exception as error:  # of a subclass with other arguments
-        return Node("terms", f"not evaluated; {first_line(error)}")
-    nodes = []
-    for name, loss in losses.items():
-        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-        nodes.append(Node(name, children=[make_node("loss", loss.detach()), make_node("gradient", gradient)]))
-    return Node("terms", "each one separately, before its weight", children=nodes)
-
-
-def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str, Tensor]:
-    """Return the value of each term that has a weight, with a graph."""
     options = replace(Options.from_attributes(criterion), sync_normalizer=False)
     tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
     given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
     checked = inputs.check_inputs(leaf, call.target.clone(), options, given)
-    evaluation = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=True)
-    maps, v = cast("reduction.LossMaps", evaluation.maps), checked.pixel_weight
-    place = reduction.places_of_labels(checked.labels()[0], checked.tables)
-    vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, checked.edge_class_weight)
-    w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, checked, options)
-    totals = {
-        "cross_entropy": (reference.weighted_total(maps.cross_entropy, v), w),
-        "same_side": (reference.weighted_total(maps.same_side, vu), e),
-        "other_side": (reference.weighted_total(maps.other_side, vu), e),
+    sums, maps, *_ = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=True)
+    terms, v = cast("reduction.LossMaps", maps), checked.pixel_weight
+    vu = reduction.edge_pixel_weight(checked, checked.labels()[0], terms.edge_mask)
+    denominators = reduction.shared_denominators(reduction.scalars(sums), sums, checked, options)
+    per_w, per_e = (reduction.ratio(1.0, denominator) for denominator in denominators)
+    losses = {
+        "cross_entropy": reference.weighted_total(terms.cross_entropy, v) * per_w,
+        "same_side": reference.weighted_total(terms.same_side, vu) * per_e,
+        "other_side": reference.weighted_total(terms.other_side, vu) * per_e,
     }
     if options.region_weight:
-        totals["region"] = torch.dot(*region.evaluate(checked)[1]), w
-    weights = options.term_weights()
-    return {name: total * reduction.ratio(1.0, whole) for name, (total, whole) in totals.items() if weights[name]}
+        losses["region"] = torch.dot(*region.evaluate(checked)[1]) * per_w
+    losses = {name: losses[name] for name, weight in options.term_weights().items() if weight}
+    gradients = (torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses.values())
+    return {name: Outcome(losses[name].detach(), gradient) for name, gradient in zip(losses, gradients, strict=True)}
 
 
-def blame_term(terms: Node, logits: Tensor) -> Finding:
+def blame_term(terms: dict[str, Outcome], logits: Tensor) -> Finding:
     """Report which term of a loss that is not finite is the cause."""
-
-    def bad_in(part: str) -> list[str]:
-        lines = ((term.name, line.stats) for term in terms.children for line in term.children if line.name == part)
-        return [name for name, stats in lines if stats is not None and stats.bad]
-
     # The terms share operations, and with them gradients of 0 · nan, but no values.
-    bad = bad_in("loss") or bad_in("gradient")
-    good = [term.name for term in terms.children if term.name not in bad]
+    bad = [name for name, term in terms.items() if "loss" in term.bad()]
+    bad = bad or [name for name, term in terms.items() if term.bad()]
+    good = [name for name in terms if name not in bad]
     if not bad:
         message = "terms: each of them is finite by itself in plain PyTorch."
         return Finding("error", message, 'Check what a subclass adds, if there is one, and try backend="reference".')

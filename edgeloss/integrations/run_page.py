@@ -37,7 +37,11 @@ _CURVES = (
     ("Learning rate", ("lr",)),
     ("Weight of the edge terms", ("edge_weight",)),
 )
-_LOSSES = {"train/loss": "training, mean of the steps", "val/loss": "validation, after the epoch"}
+_NAMES = {
+    "train/loss": "training, mean of the steps",
+    "val/loss": "validation, after the epoch",
+    "lr": "learning rate",
+}
 _DPI = 110  # of the pictures, which are for a screen
 
 
@@ -147,7 +151,7 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float]) -> tuple[list[
             factor = weights.get(name, 1.0) if is_weighted else 1.0
             values = [None if row.get(key) is None else factor * row[key] for row in history]
             measured = [value for value in values if value is not None]
-            name = _LOSSES.get(key, _words(name))
+            name = _NAMES.get(key, _words(name))
             if len(measured) > 1 and len(set(measured)) == 1:
                 constant.append(f"{title}, {name}: {shown(key, measured[0])}")
             elif measured:
@@ -204,7 +208,9 @@ def _errors(panel: Figure) -> Any:  # noqa: ANN401
 def _words(name: str) -> str:
     """Return the name of a figure in words."""
     words = re.sub(r" (\d+)$", r", \1 px", name.replace("_", " ").replace("miou", "mean iou"))
-    return words.replace("iou", "IoU").replace("f1", "F1")
+    for before, after in {"cross entropy": "cross-entropy", "iou": "IoU", "f1": "F1"}.items():
+        words = words.replace(before, after)
+    return words
 
 
 def _percent(value: float | None) -> str:

@@ -63,17 +63,7 @@ def label_maps(
     multilabel: bool = False,
 ) -> Tensor:
     """Return prediction and target as labels [2, B, *S], of multilabel ones [2, B, C, *S], -1 on void in both."""
-    inputs.check_target(target)
-    if multilabel:
-        if target.dim() not in (4, 5) or target.shape[1] != num_classes:
-            expected = f"[B, {num_classes}, H, W] or [B, {num_classes}, D, H, W] for multilabel=True"
-            raise ValueError(f"target: expected labels {expected}, but got {inputs.describe(target)}")
-    elif target.dim() not in (3, 4):
-        raise ValueError(
-            f"target: expected labels [B, H, W] or [B, D, H, W], but got {inputs.describe(target)}; pass a single image"
-            " as target.unsqueeze(0), labels with a channel axis as target.squeeze(1), and multilabel=True if classes"
-            " may overlap"
-        )
+    inputs.check_label_map(target, multilabel=multilabel, classes=num_classes)
     size = "D, H, W" if target.dim() == 4 else "H, W"
     if multilabel and isinstance(pred, Tensor) and pred.is_floating_point():
         pred = pred > 0

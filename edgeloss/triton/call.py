@@ -81,9 +81,9 @@ class Call:
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    """Return the sums, counts and regions of a call, then the state that backward reads."""
+    """Return what ``edgeloss.fused.Outputs`` has of a call, then the state that backward reads."""
     call = Call(EdgeLossInputs(*args))
-    sums, counts, region, weight = outputs = operators.new_outputs(call.given, call.numbers)
+    sums, counts, region, weight, no_maps = outputs = operators.new_outputs(call.given, call.numbers)
     maps = operators.new_maps(call.given, call.numbers)
     state = operators.state_of(maps, call.given, call.numbers)
     if call.shape.numel() == 0:
@@ -103,7 +103,7 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
             region.zero_()
         else:
             region = region_terms(*_averages(call, maps), maps.map_class, region.numel(), maps.slopes)
-    return sums, counts, region, weight, *state
+    return sums, counts, region, weight, no_maps, *state
 
 
 def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:

@@ -106,12 +106,12 @@ def maps_of(state: Sequence[Tensor], distance: Tensor | None) -> Maps:
 
 
 def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
-    """Return tensors for the sums, the counts and the regions."""
+    """Return tensors for the sums, the counts and the regions, and an empty one: these kernels leave no maps."""
     new = inputs.logits.new_empty
     counts = numbers.tables * max(2, inputs.logits.shape[1]) if numbers.count_edges else 0
     images = inputs.target.shape[0] // numbers.tables if numbers.regions else 0
     sums, *regions = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
-    return sums, new(counts, dtype=torch.int64), *regions
+    return sums, new(counts, dtype=torch.int64), *regions, new(0, dtype=result_dtype(inputs.logits))
 
 
 def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
@@ -131,7 +131,7 @@ _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight"
 _STATE = ", ".join(f"Tensor {name}" for name in STATE)
 _LIBRARY.define(
     f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, Tensor? distance, int[] integers, float[] reals) -> (Tensor"
-    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, {_STATE})"
+    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, Tensor maps, {_STATE})"
 )
 _LIBRARY.define(
     f"edge_loss_backward(Tensor of_terms, Tensor? of_region, Tensor logits, {_WEIGHTS}, Tensor? distance,"

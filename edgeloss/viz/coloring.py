@@ -111,40 +111,33 @@ def color_maps(arrays: Arrays, keys: Sequence[str], mapped: Callable[..., Iterab
     return list(mapped(colored, [key for key in keys if key in values]))
 
 
-def color_layer(key: str, values: _Array, edges: _Array, void: _Array) -> ColoredMap:
-    """Return a map [B, h, w] with its colors; of gradients, edges and void [B, H, W] may be of a higher resolution."""
-    kind = _KINDS[key]
-    if kind.nothing == "zero":
-        return color_gradient(key, values, void)
-    if kind.nothing == "far":  # infinite: no other label within the search radius
-        far = np.isinf(values)
-        return color_map(key, values, ~far & ~void, void, far)
-    counted = edges if kind.nothing else ~void
-    return color_map(key, values, counted, void, ~counted & ~void)
-
-
-def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
-    """Return the size of a gradient [B, h, w] on a log scale; ``void`` [B, H, W] may be of a higher resolution."""
-    zero = norm == 0
-    if void.shape != norm.shape:
-        # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
-        void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & zero
-    return color_map(key, norm, ~void, void, zero & ~void)
-
-
-def color_map(key: str, values: _Array, counted: _Array, void: _Array, nothing: _Array) -> ColoredMap:
+def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) -> ColoredMap:
     """Return a map with its statistics and the range of its colors.
 
-    Mean, maximum and color range are computed over the finite values in ``counted``.
+    Mean, maximum and color range are computed over the finite values of valid pixels, of edge terms on the edges only.
 
     Args:
         key: of the map.
         values: [B, h, w], ≥ 0.
-        counted: [B, h, w] bool, the pixels to measure.
-        void: [B, h, w] bool, the pixels to draw gray.
-        nothing: [B, h, w] bool, the pixels to draw black.
+        edges: [B, H, W] bool, the edge pixels; a gradient needs none.
+        void: [B, H, W] bool, the ignored pixels, gray; of a gradient they may be of a higher resolution.
     """
-    kind, stats, measured = _KINDS[key], [], []
+    kind = _KINDS[key]
+    if kind.nothing == "zero":
+        nothing = values == 0
+        if void.shape != values.shape:
+            # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
+            void = reduce_blocks(np.logical_or, void, values.shape[1:]) & nothing
+        counted, nothing = ~void, nothing & ~void
+    elif kind.nothing == "far":  # infinite: no other label within the search radius
+        nothing = np.isinf(values)
+        counted = ~nothing & ~void
+    elif kind.nothing:
+        assert edges is not None
+        counted, nothing = edges, ~edges & ~void
+    else:
+        counted, nothing = ~void, np.zeros_like(void)
+    stats, measured = [], []
     for image, inside, black in zip(values, counted, nothing, strict=True):
         finite = np.isfinite(image)
         failed = np.count_nonzero(~finite & ~black)

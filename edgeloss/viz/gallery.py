@@ -15,7 +15,7 @@ from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, error_picture, picture_of_labels, reduce_blocks
 from edgeloss.viz.palette import NOTHING, VOID
-from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_figures, small_jpeg
+from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes, shown_figures, small_jpeg
 
 _Array = npt.NDArray[Any]
 # How two predictions differ: better and worse are told apart by red-green-blind readers too.
@@ -56,7 +56,7 @@ def gallery(
     *,
     title: str,
     by: str,
-    runs: Sequence[str] = ("",),
+    runs: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
     about: Sequence[pages.Part] = (),
     footer: str = "",
@@ -67,7 +67,7 @@ def gallery(
         items: at least one, each with the figures of every network.
         title: of the page.
         by: the key of the figure that sorts them, the worst first.
-        runs: names of the networks; none are shown if there is one.
+        runs: names of the two networks; none if there is one.
         class_names: the class indices if None.
         about: between tiles and thumbnails.
         footer: the last line.
@@ -84,7 +84,10 @@ def gallery(
         "scores": [key for key, (_, _, is_score) in FIGURES.items() if is_score],
         "classes": [[k, names[k]] for k in present],
     }
-    tiles = [_tiles(items, at, run) for at, run in enumerate(runs)]
+    first, *others = (_total(items, at) for at in range(len(items[0].figures)))
+    count = {} if runs else {"images": str(len(items))}
+    tiles = [pages.tiles(count | shown_figures(first), runs[0] if runs else "")]
+    tiles += [pages.tiles(shown_figures(one), runs[1], shown_changes(first, one)) for one in others]
     return pages.page(title, [*tiles, *about, thumbnails], footer=footer)
 
 
@@ -95,13 +98,11 @@ def _badness(item: Item, by: str) -> float:
     return value if FIGURES[by][2] else -value
 
 
-def _tiles(items: Sequence[Item], at: int, run: str) -> pages.Part:
-    """Return the tiles of a network: scores over all images together, as metrics are, and averages of the losses."""
+def _total(items: Sequence[Item], at: int) -> dict[str, float]:
+    """Return the figures of a network: scores over all images together, as metrics are, and averages of the losses."""
     total = functools.reduce(Scores.plus, (item.scores[at] for item in items))
     terms = {key: mean_of_present([item.figures[at][key] for item in items]) for key in items[0].figures[at]}
-    figures = {key: value for key, value in (terms | total.means).items() if key in _ON_TILES}
-    shown = {"images": str(len(items))} if not run else {}
-    return pages.tiles(shown | shown_figures(figures), run)
+    return {key: value for key, value in (terms | total.means).items() if key in _ON_TILES}
 
 
 def _iou(item: Item, at: int, label: int) -> float | None:

@@ -88,9 +88,9 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def tiles(values: Mapping[str, str], title: str = "") -> Part:
-    """Return headline figures, by name."""
-    return {"kind": "tiles", "title": title, "values": list(values.items())}
+def tiles(values: Mapping[str, str], title: str = "", changes: Mapping[str, str] | None = None) -> Part:
+    """Return headline figures, by name, and how much they changed."""
+    return {"kind": "tiles", "title": title, "values": list(values.items()), "changes": dict(changes or {})}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str, foot: Sequence[str] | None = None) -> Part:

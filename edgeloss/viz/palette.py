@@ -1,4 +1,4 @@
-"""Colors for any number of classes."""
+"""Colors for any number of classes, distinct for normal and red-green-blind vision."""
 
 from __future__ import annotations
 
@@ -13,59 +13,34 @@ NOTHING = (0.0, 0.0, 0.0)  # off the edges, or a gradient of exactly 0
 RIGHT = (0.27, 0.46, 0.71)  # predicted as labeled
 WRONG = (0.84, 0.19, 0.15)  # predicted as another class; distinct from RIGHT for red-green-blind readers
 
-_FIRST = ((0.337, 0.706, 0.914), (0.902, 0.624, 0.0))  # sky blue and orange of Okabe and Ito
-
-# Linear sRGB as seen with deuteranopia and protanopia (Machado, Oliveira & Fernandes 2009, severity 1).
-_COLOR_BLIND = np.array(
-    [
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    ]
+# Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING:
+# in OKLab (Ottosson 2020), to the reader to whom they differ least, of normal vision, deuteranopia and protanopia
+# (Machado, Oliveira & Fernandes 2009). The choice is among 12 levels per channel without near blacks, whites and grays.
+_COLORS = bytes.fromhex(
+    "56b4e9e69f008b1746b9ffd11746a2008b2ea25da2e8d1ff74d18bffe85d5d5d002e7474178be85d467474a25d8bd1d1d1d12e5d5db9"
+    "e88bd1b9748b8b4646b98b17a2e88bb95d00748bb9b94674a2745db9b95d8bb9a2b9b9ffffd1b98b46a28b74d1b9ff8b465d8bd18b74"
+    "742e8b00b9b95de8e85d74464674b98bffffe8b9b92e5d5da28bd1b9e8d100a2e8d1a274b9a2ff74462eb9d174ffd15d8b8b468b5d8b"
+    "d1d1a2a274a2ff8bb900d1e8a2a246ffe8b98bb92eb95d8b5db98ba2462e0074d117ffe8a22e5da25d5d8b8bff8bffa2ffd18bb974b9"
+    "e8b94646b9d1d15d2e74a28ba2e8b95d74a2745d2e5d8b74d1b974a22e00b9a25d00b9ff8ba274a2d1ffe8741774e8ff46e8a28b5d00"
+    "a2d15dd174a2d1b9e82ee8d1465da2ffb974e8b98b8b468ba2742ee8a2a28b2e4674a22ea246748b74b946468bb9e8a2a28be8d15d74"
+    "e8e874468b4600d1ff8b2e17a2ffb92ed1a28bd1b98b74178b2e5d74b9e800a2a2d1b917b9ffe8d18bb9d15d5d8b2e74d1a28b005db9"
+    "46b95de8a246748bd1ffd12ee8d174008bd1a2b946ffe8a2a28bb9d1d18b5da246468b8bd1a2b9b98b465d46a246745dffb9d1748be8"
+    "a25d002e5d17468b5db974008b5d5d74b974ff8bd18b4674a25d8bd1d15da27474a25db9b9a200b98b5db98b8b8b5db98b74e8a25d46"
+    "ffd1e8a2d1a2e8e88be8d1468b4617a2744646742effa246d18b2e74ffd15d74d1005d46e88bb9d1a2d1d17400e88b74a28b2e74a2e8"
+    "e8a274a2e8e800a25dffd1a2e8b9ff8b74a274b9b9d174b9a28b5d8bb95d745d8b8b462effb9b98bb9ff745da2745d17e874a2e8b95d"
+    "5d8b2effb91700a28b5d5d2e46a2ffb98bffd1a25da2d1e8b98bd12e7446b98be8b974a2b98ba2b98bb9a2d18bb9a2d17474008b465d"
+    "d1b98bb9e874b9e8ffd1b946e8b917a28b00e8748b8bb98bffd174745db974d1e8a2a2e8ffd1ff5db9a2005d8b7474b9b9a2468bffe8"
+    "8b742ed1b95db974d1b9b92ee88b0074e8b9e8745dd1ffa2e8d1a2a274175da2a2e8d15da2a2ffd1b9ffe8e8a2ffe874e8e85d8b8b2e"
+    "00e8b9ff8b8b008b74747446"
 )
-_EASED = 1.6  # color-blind readers see fewer colors: to them, closer ones count as equally distinct
-
-# Linear sRGB to cone responses, and their cube roots to OKLab (Ottosson 2020).
-_TO_LMS = np.array(
-    [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
-)
-_TO_LAB = np.array(
-    [
-        [0.2104542553, 0.7936177850, -0.0040720468],
-        [1.9779984951, -2.4285922050, 0.4505937099],
-        [0.0259040371, 0.7827717662, -0.8086757660],
-    ]
-)
-
-
-def _oklab(linear: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.asarray(np.cbrt(linear @ _TO_LMS.T) @ _TO_LAB.T)
-
-
-def _linear(srgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-
-
-def _appearance(srgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Map colors [N, 3] to OKLab as normal, deuteranope and protanope readers see them, [3, N, 3]."""
-    linear = _linear(srgb)
-    return np.stack([_oklab(linear), *(_EASED * _oklab((linear @ seen.T).clip(0, 1)) for seen in _COLOR_BLIND)])
-
-
-def _differences(points: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return how distinct the colors are from another one, to the reader to whom they are least distinct."""
-    return np.asarray(np.linalg.norm(points - other[:, None], axis=2).min(0))
 
 
 @functools.lru_cache
 def distinct_colors(count: int) -> npt.NDArray[np.float64]:
     """Return distinct colors for classes, for normal and red-green-blind vision.
 
-    After the first two, each color is the farthest from all before it, so that class k has the same color for any
-    ``count``. Gray, magenta and black are reserved: they mean *ignored*, *not finite* and *no edge*.
+    Class k has the same color for any ``count``; from 256 classes on, colors repeat. Gray, magenta and black are
+    reserved: they mean *ignored*, *not finite* and *no edge*.
 
     Args:
         count: the number of colors.
@@ -79,22 +54,6 @@ def distinct_colors(count: int) -> npt.NDArray[np.float64]:
         >>> bool((distinct_colors(150)[:20] == distinct_colors(20)).all())
         True
     """
-    levels = np.linspace(0, 1, 12)
-    candidates = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
-    lightness, *ab = _oklab(_linear(candidates)).T
-    chroma = np.hypot(*ab)
-    # No near blacks, whites and grays, and nothing glaring.
-    candidates = candidates[(lightness > 0.42) & (lightness < 0.95) & (chroma > 0.05) & (chroma < 0.17)]
-
-    points = _appearance(candidates)
-    chosen = list(np.array(_FIRST[:count]))
-    nearest = np.full(len(candidates), np.inf)
-    for other in _appearance(np.array([VOID, LOUD, NOTHING, *_FIRST])).transpose(1, 0, 2):
-        nearest = np.minimum(nearest, _differences(points, other))
-    while len(chosen) < count:
-        best = int(nearest.argmax())
-        chosen.append(candidates[best])
-        nearest = np.minimum(nearest, _differences(points, points[:, best]))
-    colors = np.reshape(chosen, (count, 3))
+    colors = np.resize(np.frombuffer(_COLORS, np.uint8), (count, 3)) / 255
     colors.setflags(write=False)
     return colors

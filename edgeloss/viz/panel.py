@@ -15,7 +15,7 @@ from edgeloss.viz.coloring import (
     Color,
     ColoredMap,
     Look,
-    color_gradient,
+    color_layer,
     color_maps,
     error_picture,
     picture_of_labels,
@@ -97,8 +97,16 @@ def panel(
     return draw_panel(arrays, look, terms=terms, contours=contours, width=width)
 
 
-def draw_panel(arrays: Arrays, look: Look, *, terms: bool, contours: bool, width: float | None) -> TextFigure:
-    """Draw the arrays of a batch; the other arguments are those of :func:`panel`."""
+def draw_panel(
+    arrays: Arrays,
+    look: Look,
+    *,
+    terms: bool,
+    contours: bool,
+    width: float | None,
+    names: Sequence[str] | None = None,
+) -> TextFigure:
+    """Draw the arrays of a batch, with the names of its images; the other arguments are those of :func:`panel`."""
     if width is not None and not width >= NARROWEST_FIGURE:
         raise ValueError(
             f"width: expected at least {NARROWEST_FIGURE:.2g} inches, but got {width}; pass 3.3 for a column, or None"
@@ -108,8 +116,10 @@ def draw_panel(arrays: Arrays, look: Look, *, terms: bool, contours: bool, width
     for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
         borders = find_borders(truth) if contours else None
         image = None if look.images is None else look.images[index]
-        drawn = [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps]
-        blocks.append(_pictures_of_labels(truth, prediction, image, look.colors, borders) + drawn)
+        pictures = _pictures_of_labels(truth, prediction, image, look.colors, borders)
+        if names is not None:
+            pictures[0] = pictures[0]._replace(stats=f"{names[index]} · {pictures[0].stats}")
+        blocks.append(pictures + [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps])
     return draw_figure(blocks, arrays.target.shape[1:], _key(arrays, maps, look), title=look.title, width=width)
 
 
@@ -215,4 +225,4 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
         names = [f"{name}, slice {d} of {norm.shape[1]}" for name, d in zip(names, chosen, strict=True)]
         batch = np.arange(len(norm))
         norm, void = norm[batch, chosen], void[batch, chosen]
-    return names, color_gradient("gradient", norm, void)
+    return names, color_layer("gradient", norm, None, void)

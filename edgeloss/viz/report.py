@@ -193,7 +193,7 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
         FIGURES["boundary_f1_1px"][0]: [shown(value, ".1%") for value in scores.boundary_f1],
         "cross-entropy": [shown(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
-        **{name.replace("_", " "): [shown(value, ".3f") for value in values] for name, values in means.items()},
+        **{FIGURES[name][0]: [shown(value, ".3f") for value in values] for name, values in means.items()},
         "share of edge loss": [shown(value, ".1%") for value in share],
     }
     occurring = np.flatnonzero(scores.occurs).tolist()

@@ -145,8 +145,26 @@ def shown(value: float, form: str) -> str:
 
 
 def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
-    """Return figures of an image as they are shown, by their names, in the order of ``FIGURES``."""
-    return {name: shown(figures[key], form) for key, (name, form, _) in FIGURES.items() if key in figures}
+    """Return figures of an image as they are shown, by their names, in the order of ``FIGURES``.
+
+    A score of nan has no value, but a loss is not finite.
+    """
+    return {
+        name: shown(figures[key], form) if is_score else format(figures[key], form).rstrip(".")
+        for key, (name, form, is_score) in FIGURES.items()
+        if key in figures
+    }
+
+
+def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, str]:
+    """Return how much larger figures are, by their names: scores in points."""
+    changes = {}
+    for key, value in after.items():
+        name, form, _ = FIGURES[key]
+        if math.isfinite(change := value - before[key]):
+            text = f"{100 * change:+.1f}" if form.endswith("%") else f"{change:+.3f}"
+            changes[name] = text.replace("-", "−")
+    return changes
 
 
 def small_jpeg(picture: npt.NDArray[np.uint8], side: int = 360) -> bytes:

@@ -18,7 +18,7 @@ from edgeloss.io import read_palette
 
 
 def read_case(given: Namespace) -> Case:
-    ((files,),) = find_cases(given)
+    (files,) = find_cases(given)
     return Reader(given).read(files)
 
 

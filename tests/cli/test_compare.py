@@ -41,7 +41,10 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert [row["title"].split(": ")[0] for row in gains["rows"]] == ["c"]
     assert [row["title"].split(": ")[0] for row in losses["rows"]] == ["b"]
     assert len(gains["rows"][0]["figures"]) == 6  # image, truth, both networks, and two differences
-    assert [tiles["title"] for tiles in parts_of(page, "tiles")] == ["preds", "better"]
+    first, second = parts_of(page, "tiles")
+    assert (first["title"], second["title"], first["changes"]) == ("preds", "better", {})
+    scores = [float(dict(tiles["values"])["mean IoU"].rstrip("%")) for tiles in (first, second)]
+    assert float(second["changes"]["mean IoU"]) == pytest.approx(scores[1] - scores[0], abs=0.11)
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
     before, after = figures["c"]

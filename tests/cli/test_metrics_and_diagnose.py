@@ -73,10 +73,6 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
     assert len({len(line) for line in lines}) == 1  # aligned columns
 
 
-def test_metrics_measure_one_pair_of_files(run: Run, folder: Path) -> None:
-    assert json.loads(run("metrics", *arguments(folder), "--classes", C, "--json").out)["images"] == 1
-
-
 def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
     np.save(folder / "pred.npy", torch.randn(C, H, W).numpy())
     ran = run("diagnose", *arguments(folder))

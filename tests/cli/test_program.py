@@ -63,6 +63,9 @@ LIGHT: list[tuple[list[str], int, str]] = [
     (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder\n"),
     (["metrics", "--pred", __file__, "--mask", "no.png", "--classes", "3"], 2, "error: no.png: no such"),
     (["view", *GIVEN, "--classes", "no.txt", "-o", "a.png"], 2, "error: no.txt: no such file or folder\n"),
+    (["view", *GIVEN, "--slice", "4-2", "-o", "a.png"], 2, "error: argument --slice: expected N or FIRST-LAST"),
+    (["view", *GIVEN, "--remap", "1:2:3", "-o", "a.png"], 2, "error: argument --remap: expected FROM:TO"),
+    (["diagnose", *GIVEN, "--classes", "1"], 2, "error: argument --classes: expected 2 to 32767 classes"),
     (["compare", __file__, __file__, *GIVEN[2:], "--palette", "VOC", "-o", "a.html"], 2, "error: VOC: expected a"),
 ]
 STARTS = [["/bin/edgeloss"], ["-m", "edgeloss.cli"]]
@@ -127,7 +130,7 @@ def test_what_is_computed_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    for _, said in with_progress([(CaseFiles("a[b]\n.npy", Path(), Path(), None),)]):
+    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), None, Path())]):
         said("maps, row 512 of 4000")
     shown = capsys.readouterr().err
     if is_terminal:

@@ -32,9 +32,9 @@ class Column(NamedTuple):
         return self.interpreted or self.device != "cpu"
 
     def is_plain(self, options: dict[str, Any]) -> bool:
-        """Return whether plain PyTorch serves a call: kernels return sums only, and those of GPUs are for power 0."""
-        no_kernels = options.get("reduction") == "none" or (self.on_gpu and options.get("power"))
-        return self.backend == "reference" or bool(no_kernels)
+        """Return whether plain PyTorch serves a call: kernels of GPUs return sums only, and are for power 0."""
+        no_kernels = options.get("reduction") == "none" or options.get("power")
+        return self.backend == "reference" or (self.on_gpu and bool(no_kernels))
 
     def loss(self, x: Tensor, y: Tensor, **options: Any) -> Any:
         """Return the loss of logits and labels on the device of the column."""

@@ -41,7 +41,7 @@ def assert_same_state(left: nn.Module, right: nn.Module) -> None:
 )
 def test_accumulated_steps_equal_those_of_whole_batches(options: dict[str, Any]) -> None:
     multilabel = "multilabel" in options
-    weight = torch.rand(C)
+    weight = torch.rand((C, 2) if multilabel else C)
     whole, parts = (stateless_loss(weight, ignore_index=IGNORE, radius=2, **options) for _ in range(2))
     for x, y in steps(4, multilabel=multilabel):
         v = torch.rand(3, 9, 11, dtype=torch.float64)

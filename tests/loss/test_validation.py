@@ -169,7 +169,7 @@ FUNCTIONS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: balanced("labels"), TypeError, "targets: expected an iterable of tensors [B, *S], but got str"),
     (lambda: balanced([(X, Y)]), TypeError, "targets: expected tensors of labels, but got a tuple; for batches of a loader pass (labels for _, labels in"),
     (lambda: balanced([Y + 3]), ValueError, "target: expected labels 0 to 2, or ignore_index=-100, but got 3 at 40 pixels"),
-    (lambda: balanced([EACH[:, :2]], multilabel=True), ValueError, "targets: expected [B, 3, *S], but got [2, 2, 4, 5]"),
+    (lambda: balanced([EACH[:, :2]], multilabel=True), ValueError, "target: expected [B, 3, H, W] or [B, 3, D, H, W], but got [2, 2, 4, 5]"),
     (lambda: balanced([Y], exponent=float("nan")), ValueError, "exponent: expected a number in [0, 1], but got nan"),
     (lambda: balanced([], radius=-1), ValueError, "radius: expected ≥ 0 along every axis"),
     (lambda: balanced_edge_class_weight([Y], 2.0), TypeError, "num_classes: expected an int, but got 2.0"),
@@ -189,7 +189,7 @@ FUNCTIONS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: neighbor_nll(X, Y, NEAR.long()), TypeError, "weight: expected a floating tensor, but got int64"),
     (lambda: neighbor_nll(X, Y, -NEAR), ValueError, "weight: expected finite values ≥ 0, but got -1.0 at [0, 0, 0, 0]"),
     (lambda: neighbor_nll(X, Y, NEAR, [True]), TypeError, "mask: expected a bool tensor, but got list"),
-    (lambda: neighbor_nll(X, Y, NEAR, NEAR[:, 0]), ValueError, "mask: expected bool [2, 4, 5] on cpu, but got float32 [2, 4, 5]"),
+    (lambda: neighbor_nll(X, Y, NEAR, NEAR[:, 0]), TypeError, "mask: expected a bool tensor, but got float32 [2, 4, 5]; pass mask.bool()"),
     (lambda: neighbor_nll(X, Y, NEAR, NEAR[:, 0].bool().to_sparse()), TypeError, "mask: expected a dense tensor, but got a sparse_coo one"),
     (lambda: neighbor_nll(X, Y, NEAR, backend="fast"), ValueError, "backend: expected one of ('auto', 'fused', 'reference'), but got 'fast'"),
 ]

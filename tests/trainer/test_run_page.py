@@ -70,7 +70,7 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert drawn["IoU in validation", "mean IoU"] == [0.1, None, 0.4]
     assert drawn[TERMS[0], "other side"] == [400.0, 350.0, 325.0]
     assert drawn[TERMS[1], "same side"] == [1.5, 1.25, 1.125]
-    assert drawn["Learning rate", "lr"] == [0.01, 0.005, 0.0025]
+    assert drawn["Learning rate", "learning rate"] == [0.01, 0.005, 0.0025]
     assert "boundary F1, 1 px" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
     (note,) = parts_of(path.read_text("utf-8"), "note")

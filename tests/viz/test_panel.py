@@ -31,15 +31,15 @@ DEUTERANOPE = np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234,
 
 def test_colors_are_distinct_for_every_reader() -> None:
     reserved = np.array([(1, 0, 1), (0, 0, 0), (0.62, 0.62, 0.62)])
-    linear = ((np.vstack([reserved, distinct_colors(300)]) + 0.055) / 1.055) ** 2.4
+    linear = ((np.vstack([reserved, distinct_colors(256)]) + 0.055) / 1.055) ** 2.4
     for seen, few, more in ((np.eye(3), 0.2, 0.12), (PROTANOPE, 0.09, 0.09), (DEUTERANOPE, 0.09, 0.09)):
         colors = (linear @ seen.T).clip(0, 1) ** (1 / 2.4)
         for count, least in ((11, few), (20, more)):
             some = colors[: 3 + count]
             gaps = np.linalg.norm(some[:, None] - some, axis=-1)[~np.eye(3 + count, dtype=bool)]
             assert gaps.min() > least, (seen, count)
-    assert len(np.unique(distinct_colors(300), axis=0)) == 300
-    assert distinct_colors(3).tolist() == distinct_colors(150)[:3].tolist()
+    assert len(np.unique(distinct_colors(256), axis=0)) == 256
+    assert distinct_colors(300)[256:].tolist() == distinct_colors(44).tolist()
 
 
 def test_no_global_state_remains() -> None:
@@ -63,8 +63,9 @@ def test_maps_are_those_of_the_loss() -> None:
     assert leaf.grad is not None
 
     axes = pictures(panel(logits, target, criterion=criterion))
-    np.testing.assert_array_equal(drawn(axes["cross-entropy"]), maps.cross_entropy[0])
-    np.testing.assert_array_equal(drawn(axes["edge map"]), maps.edge[0])
+    # The kernels round otherwise than plain PyTorch, which panels are computed by.
+    np.testing.assert_allclose(drawn(axes["cross-entropy"]), maps.cross_entropy[0], rtol=1e-5)
+    np.testing.assert_allclose(drawn(axes["edge map"]), maps.edge[0], rtol=1e-5)
     valid = (target[0] >= 0).numpy()
     gradient = drawn(axes["|gradient|"])
     np.testing.assert_allclose(10 ** gradient[valid], leaf.grad.norm(dim=1)[0][valid], rtol=1e-5)

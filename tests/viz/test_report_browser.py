@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,7 @@ from scenes import MARKUP, large_image, patches
 from selenium.webdriver.common.keys import Keys
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz import compute_arrays, distinct_colors
+from edgeloss.viz import compute_arrays, distinct_colors, pages
 from edgeloss.viz.coloring import color_maps, map_to_rgb
 from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import compute_scores
@@ -190,7 +193,20 @@ def test_no_tile_is_alone_and_no_class_is_cut(opened: Opened, sized: Sized) -> N
         page.wait_for("return innerWidth", width)
         tops = page.run("return findAll('.tiles > div').map((one) => one.offsetTop)")
         assert [tops.count(top) for top in sorted(set(tops))] == rows
+        assert page.run("return new Set(findAll('.tiles dt').map((one) => one.clientHeight)).size") == 1  # none wraps
         assert page.run(script) == 0
+
+
+def test_no_chart_is_alone(browse: Callable[[Path], Any], sized: Sized, tmp_path: Path) -> None:
+    series = [{"name": "a", "values": [1.0, 2.0]}]
+    chart = {"title": "a", "share": False, "log": False, "epochs": [1, 2], "series": series}
+    (tmp_path / "page.html").write_text(pages.page("a", [{"kind": "curves", "curves": 9 * [chart]}]), encoding="utf-8")
+    for width, rows in {1920: [5, 4], 1280: [3, 3, 3], 390: [1] * 9}.items():
+        sized(width, 844, False)
+        tops = browse(tmp_path / "page.html").execute_script(
+            "return findAll('.curves .card').map((one) => one.offsetTop)"
+        )
+        assert [tops.count(top) for top in sorted(set(tops))] == rows
 
 
 def test_the_keyboard_does_what_the_mouse_does(opened: Opened) -> None:

@@ -1,6 +1,6 @@
 // Curves over the epochs of a run; the values of an epoch are shown under the pointer, or by the arrow keys.
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [420, 190, 46, 12, 8, 22];
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [360, 180, 46, 12, 8, 22];
 
 // Round steps, about four of them, from 0 or from the lowest value where 0 is far.
 const ticksOf = (low, high, count = 4) => {
@@ -92,5 +92,5 @@ parts.curves = ({ curves }) => {
     drawCurves(card, curve);
     return card;
   });
-  return [element("section", { className: "curves" }, text("h2", "Curves", "unseen"), ...cards)];
+  return [element("section", {}, text("h2", "Curves", "unseen"), element("div", { className: "curves rows" }, ...cards))];
 };

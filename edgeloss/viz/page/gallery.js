@@ -16,8 +16,8 @@ const changeOf = (iou, label) => {
 parts.gallery = ({ title, text: content, items, sort = null, scores, classes }) => {
   const cards = items.map(cardOf);
   const gallery = element("ul", { className: items[0].figures.length > 1 ? "gallery pairs" : "gallery" }, ...cards);
+  gallery.classList.add(sort ? "rows" : "small");
   if (!sort) {
-    gallery.classList.add("small");
     return [element("section", { className: "card" }, text("h2", title), text("p", content, "hint"), gallery)];
   }
   const menu = (id, entries) => element("select", { id }, ...entries.map(([value, name]) => new Option(name, value)));

@@ -19,6 +19,7 @@ try {
   find("nav").append(...data.links.map(([name, href]) => element("a", { href, textContent: name })));
   for (const part of data.parts) if (part.text !== "" || part.rows) find(part.kind === "tiles" ? "header" : "main").append(...parts[part.kind](part));
   find("footer").textContent = data.footer;
+  arrangeRows();
 } catch (error) {
   fail(error);
 }

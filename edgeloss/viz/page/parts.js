@@ -4,13 +4,29 @@ const parts = {};
 
 parts.note = ({ text: content }) => [text("p", content, "hint")];
 
-// All tiles in one row, in two where they don't fit, and on a phone in rows of which the last is as full as can be.
-parts.tiles = ({ title, values }) => {
-  const count = values.length;
-  const free = (columns) => (columns - (count % columns)) % columns;
-  const style = `--all: ${count}; --half: ${Math.ceil(count / 2)}; --narrow: ${free(3) <= free(2) ? 3 : 2}`;
-  const tiles = values.map(([name, value]) => element("div", {}, text("dt", name), text("dd", value)));
-  return [...(title ? [text("h2", title)] : []), element("dl", { className: "tiles", style }, ...tiles)];
+// Lay out what has the class "rows" in the fewest rows that fit, all about as full: if that can be, no element is alone.
+const arrangeRows = () => {
+  for (const grid of findAll(".rows")) {
+    const count = grid.children.length;
+    const [gap, least] = ["column-gap", "--least"].map((name) => parseFloat(getComputedStyle(grid).getPropertyValue(name)));
+    const most = limited(Math.floor((grid.clientWidth + gap) / (least + gap)), 1, count);
+    for (let rows = Math.ceil(count / most), columns = 2; columns > 1; rows++) {
+      columns = Math.ceil(count / rows);
+      if (columns > 2 && count % columns === 1) columns--;
+      grid.style.gridTemplateColumns = `repeat(${columns}, minmax(auto, 1fr))`;
+      if (grid.scrollWidth <= grid.clientWidth) break;
+    }
+  }
+};
+addEventListener("resize", arrangeRows);
+
+parts.tiles = ({ title, values, changes }) => {
+  const shown = ([name, value]) => {
+    const change = changes[name] ? [" ", text("small", changes[name])] : [];
+    return element("dd", { className: /^(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
+  };
+  const tiles = values.map((one) => element("div", {}, text("dt", one[0]), shown(one)));
+  return [...(title ? [text("h2", title)] : []), element("dl", { className: "tiles rows" }, ...tiles)];
 };
 
 parts.key = ({ entries }) => [element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)))];

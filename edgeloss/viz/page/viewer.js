@@ -19,11 +19,12 @@ const open = async (index) => {
   menus.forEach((menu, side) =>
     menu.replaceChildren(...image.choices.map(({ key, name }) => new Option(name, key, false, key === kept[side]))),
   );
+  makeHistograms();
+  arrangeRows();
   fit();
   unpin();
   makeLegend();
   showWorst();
-  makeHistograms();
   clearFilter();
   await Promise.all(menus.map((_, side) => showLayer(side)));
   await image.needPixel(0, 0); // of a small image, all arrays

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from math import prod
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from quality import ROOT
 from quality.command import RESULTS
 from quality.runs import read_plan
-from quality.scores import scale_of
-from quality.tables import BASELINE, Summary, rows_of, summarize
+from quality.tables import BASELINE, Summary, differences_table, number, rows_of, scores_table, summarize
 from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
@@ -80,15 +78,14 @@ def ratios(case: str) -> str:
     return " | ".join(", ".join(f"{rows[case]['ratio'][name]:.2f}" for rows in speed().values()) for name in NAMES[1:])
 
 
-def cases_table(first: str, group: str, *, held: bool) -> list[str]:
+def cases_table(group: str) -> list[str]:
     """Return the table of a group of cases."""
     rows = []
     for case in CASES[group]:
         row = speed()["AVX2"][case.name]
         held_bytes = ", ".join(f"{size / 1e6:.1f}" for size in row["held_bytes"].values())
-        cells = [case.name, f"{row['logits']} {row['dtype']}", ratios(case.name), *[held_bytes] * held]
-        rows.append(" | ".join(cells))
-    return table(f"{first} | logits | default: | `region_weight=0`:" + " | held, MB:" * held, rows)
+        rows.append(f"{case.name} | {row['logits']} {row['dtype']} | {ratios(case.name)} | {held_bytes}")
+    return table("case | logits | default: | `region_weight=0`: | held, MB:", rows)
 
 
 SHORT = {
@@ -162,57 +159,52 @@ def results_of(plan: str, *, held_out: bool = False) -> dict[str, list[Row]]:
     return rows_of(RESULTS / "quality.jsonl", read_plan(ROOT / "configs" / plan, held_out=held_out))
 
 
-def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summary]:
-    """Return the summaries of results of one setting by loss."""
-    return {row["loss"]: row for row in summarize(rows, baseline)}
-
-
 @cache
 def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
     """Return the summaries of one of the five data sets, or of a setting of the pretrained network, by loss."""
     plan = "quality-sets.yaml" if setting in CLASSES else "quality-pretrained.yaml"
-    return summaries(results_of(plan)[setting], baseline)
+    return {row["loss"]: row for row in summarize(results_of(plan)[setting], baseline)}
 
 
-def ahead_rows() -> Iterable[str]:
-    """Yield how far the default is ahead of each loss with a pretrained network, where there are several seeds."""
-    for setting, rows in results_of("quality-pretrained.yaml").items():
-        for loss in dict.fromkeys(row["loss"] for row in summarize(rows, NEW)):
-            difference = quality(setting, loss)[NEW].get("differences")
-            if loss != NEW and difference and len(difference["f1_1"]["values"]) > 1:
-                yield f"{setting} | {loss} | {gains(quality(setting, loss)[NEW])}"
+def gains_table(loss: str, baseline: str) -> list[str]:
+    """Return how far a loss is ahead of another one on the five data sets."""
+    return differences_table([(data, quality(data, baseline)[loss]) for data in CLASSES], MAIN)
+
+
+def behind_table() -> list[str]:
+    """Return how far each loss is behind the default with a pretrained network, where there are several seeds."""
+    summaries = (
+        (setting, row) for setting in results_of("quality-pretrained.yaml") for row in quality(setting, NEW).values()
+    )
+    return differences_table(
+        [(setting, row) for setting, row in summaries if row["loss"] != NEW and len(row["seeds"]) > 1], MAIN
+    )
+
+
+def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
+    """Return the scores of a plan's losses over the seeds that edgeloss was trained with."""
+    rows: list[tuple[str, Summary]] = []
+    for setting, results in results_of(plan, held_out=held_out).items():
+        seeds = {row["run"]["seed"] for row in results if row["run"]["loss"] in ("module", "ours")}
+        found = summarize(row for row in results if row["run"]["seed"] in seeds)
+        if len(found) > 1:  # otherwise there is nothing to compare with yet
+            rows += [(setting, row) for row in found]
+    return scores_table(rows, ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge"))
 
 
 def scores(summary: Summary) -> str:
     """Return the mean scores of a summary."""
-    return " / ".join(f"{summary['scores'][name][0] * scale_of(name):.1f}" for name in MAIN)
+    return " / ".join(number(name, summary["scores"][name][0]) for name in MAIN)
 
 
 def points(summary: Summary) -> str:
     """Return the mean differences of a summary, in points."""
-    return " / ".join(f"{100 * summary['differences'][name]['mean']:.1f}" for name in MAIN)
-
-
-def interval(summary: Summary, name: str) -> tuple[float, float]:
-    """Return the interval of the mean difference in a score, in points."""
-    low, high = (100 * end for end in summary["differences"][name]["interval"])
-    return low, high
-
-
-def gains(summary: Summary) -> str:
-    """Return the differences in all scores as cells: mean, interval and seeds, bold where the interval excludes 0."""
-    cells = []
-    for name in MAIN:
-        values = [100 * value for value in summary["differences"][name]["values"]]
-        low, high = interval(summary, name)
-        mean = f"**{fmean(values):+.1f}**" if low > 0 or high < 0 else f"{fmean(values):+.1f}"
-        cells.append(f"{mean} [{low:.1f}, {high:.1f}] ({', '.join(f'{value:.1f}' for value in values)})")
-    return " | ".join(cells).replace("-0.0", "0.0")
+    return " / ".join(number(name, summary["differences"][name]["mean"]) for name in MAIN)
 
 
 def sets_row(data: str) -> str:
-    """Return a row of the five data sets: classes, seeds and scores of the three losses."""
-    found = [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)]
+    """Return a row of the five data sets: classes, seeds and scores of the losses."""
+    found = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
     seeds = ", ".join(str(len(summary["seeds"])) for summary in found)
     return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, found))}"
 
@@ -224,35 +216,10 @@ def readme_table() -> list[str]:
     rows = []
     for data, found in sets.items():
         cells = [*map(scores, found)]
-        if all(interval(found[-1], name)[0] > 0 for name in MAIN):
+        if all(found[-1]["differences"][name]["interval"][0] > 0 for name in MAIN):
             cells[-1] = f"**{cells[-1]}**"
         rows.append(f"{data} | {CLASSES[data.split(',')[0]]} | {' | '.join(cells)}")
     return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:", rows)
-
-
-def gains_table(first: str, rows: Iterable[str]) -> list[str]:
-    """Return a table of differences."""
-    return table(f"{first} | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:", rows)
-
-
-def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
-    """Return the mean scores of a plan's losses over the seeds that edgeloss was trained with."""
-    names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
-    cells = []
-    for setting, rows in results_of(plan, held_out=held_out).items():
-        seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] in ("module", "ours")}
-        found = summaries(row for row in rows if row["run"]["seed"] in seeds)
-        if len(found) == 1:  # nothing to compare with yet
-            continue
-        titles = dict.fromkeys(run.title for run in read_plan(ROOT / "configs" / plan))
-        for loss in (title for title in titles if title in found):
-            means = [found[loss]["scores"].get(name) for name in names]  # earlier runs lack some
-            f1, precision, recall, *others = (f"{100 * mean[0]:.1f}" if mean else "" for mean in means)
-            count = len(found[loss]["seeds"])
-            cells.append(f"{setting} | {loss} | {count} | {f1} ({precision}, {recall}) | {' | '.join(others)}")
-    return table(
-        "data | loss | seeds: | boundary F1 (precision, recall): | Boundary IoU: | mIoU: | ECE at edges:", cells
-    )
 
 
 def pretrained_sentences() -> list[str]:
@@ -271,13 +238,6 @@ def readme_sentences() -> list[str]:
     ]
 
 
-def holm_sentences() -> list[str]:
-    """Return the largest p-value of cross-entropy and the rival next to the default, adjusted for their number."""
-    compared = (quality(PRETRAINED, NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
-    largest = max(differences[name]["p_holm"] for differences in compared for name in MAIN[:2])
-    return [f"both p-values, by Holm's method, are {largest:.3f} or less"]
-
-
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
@@ -294,21 +254,23 @@ def landing_table() -> list[str]:
 
 MASKS = "--masks ../shared/camvid/val/masks"
 OF_PLAN = "python benchmarks/quality.py table --split val --plan configs"
+OF_TABLE = "--metrics f1_1 precision_1 recall_1 boundary_iou_005 miou ece_edge"
+SETS = "data | classes: | seeds: | cross-entropy: | control: | `region_weight=0`: | `EdgeAwareLoss()`:"
 FIGURES = {
     "speed": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
         {
-            "docs/performance.md": lambda: cases_table("case", "table", held=True),
+            "docs/performance.md": partial(cases_table, "table"),
             "README.md": lambda: table(
                 "logits | `EdgeAwareLoss()`: | `region_weight=0`:", (f"{SHORT[c]} | {ratios(c)}" for c in SHORT)
             ),
         },
-        {"docs/performance.md": lambda: machines("cores", "threads"), "README.md": memory_sentences},
+        {"docs/performance.md": partial(machines, "cores", "threads"), "README.md": memory_sentences},
         results="speed.jsonl",
     ),
     "cliffs": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --cliffs",
-        {"docs/performance.md": lambda: cases_table("random labels", "cliffs", held=False)},
+        {"docs/performance.md": partial(cases_table, "cliffs")},
         results="speed.jsonl",
     ),
     "gpu": Figures(
@@ -328,30 +290,17 @@ FIGURES = {
     ),
     "sets": Figures(
         f"{OF_PLAN}/quality-sets.yaml",
-        {
-            "README.md": readme_table,
-            "docs/quality.md": lambda: table(
-                "data | classes: | seeds: | cross-entropy: | control: | `EdgeAwareLoss()`:", map(sets_row, CLASSES)
-            ),
-        },
+        {"README.md": readme_table, "docs/quality.md": lambda: table(SETS, map(sets_row, CLASSES))},
         {"README.md": readme_sentences},
     ),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
         {"docs/README.md": landing_table},
     ),
-    "gains": Figures(
-        f"{OF_PLAN}/quality-sets.yaml",
-        {"docs/quality.md": lambda: gains_table("data", (f"{d} | {gains(quality(d)[OURS])}" for d in CLASSES))},
-    ),
+    "gains": Figures(f"{OF_PLAN}/quality-sets.yaml", {"docs/quality.md": partial(gains_table, OURS, BASELINE)}),
     "region": Figures(
         f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
-        {
-            "docs/quality.md": lambda: gains_table(
-                "data | `region_weight=0`:",
-                (f"{d} | {scores(quality(d)[NO_REGIONS])} | {gains(quality(d, NO_REGIONS)[OURS])}" for d in CLASSES),
-            )
-        },
+        {"docs/quality.md": partial(gains_table, OURS, NO_REGIONS)},
     ),
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
@@ -359,19 +308,14 @@ FIGURES = {
         results="offsets.jsonl",
     ),
     "rivals": Figures(
-        f"{OF_PLAN}/quality-rivals.yaml",
-        {"docs/quality.md": lambda: trained_table("quality-rivals.yaml")},
+        f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}", {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")}
     ),
     "pretrained": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml",
-        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml")},
+        f"{OF_PLAN}/quality-pretrained.yaml {OF_TABLE}",
+        {"docs/quality.md": partial(trained_table, "quality-pretrained.yaml")},
         {"docs/quality.md": pretrained_sentences},
     ),
-    "ahead": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml --baseline BASELINE",
-        {"docs/quality.md": lambda: gains_table("data | next to", ahead_rows())},
-        {"docs/quality.md": holm_sentences},
-    ),
+    "behind": Figures(f'{OF_PLAN}/quality-pretrained.yaml --baseline "{NEW}"', {"docs/quality.md": behind_table}),
 }
 TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out images
 FIGURES |= {

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import resource
 import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context, parent_process
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,17 +52,10 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def end_with_parent() -> None:
-    """Let this process end as soon as its parent has ended, even if that was killed."""
+    """Let this process, a new one, end as soon as its parent has ended, even if that was killed; on Linux only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
-    parent = parent_process()
-    if parent is None:
-        raise RuntimeError("end_with_parent: expected a child process, but got the main process")
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

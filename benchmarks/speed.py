@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from command_line import Option, make_parser
 from measure import INSTRUCTIONS, processor
 from result_table import Row, add_rows
 from timing import losses, pages, peers, step
@@ -31,26 +32,39 @@ examples:
   python benchmarks/speed.py pages --sizes 512x1024
 """
 MODES = {"loss": losses, "peers": peers, "step": step, "pages": pages}
+NAMES = [case.name for cases in losses.CASES.values() for case in cases]
+ADDED = {"action": "append_const", "dest": "groups"}
+# The modes that take an option, its name, default, meaning, and kind.
+OPTIONS: list[Option] = [
+    ("loss peers step pages", "--threads", 1, "of the measured process", {"type": int}),
+    ("loss", "--rounds", 12, "of a case with 16 million logits", {"type": int}),
+    ("peers step", "--rounds", 10, "whose median counts", {"type": int}),
+    ("pages", "--rounds", 3, "times to open a page", {"type": int}),
+    ("loss peers step pages", "--output", None, "add the figures to a table of results", {"type": Path}),
+    ("loss peers step", "--masks", None, "folder of label masks to tile, *.png, not generated ones", {"type": Path}),
+    *(
+        ("loss", f"--{group}", None, ", ".join(case.name for case in cases), {**ADDED, "const": group})
+        for group, cases in losses.CASES.items()
+    ),
+    (
+        "loss",
+        "--case",
+        None,
+        "time these, of any group, not --table",
+        {"nargs": "+", "choices": NAMES} | {"metavar": "NAME"},
+    ),
+    ("peers step", "--shape", [4, 11, 180, 240], "of the logits, B C H W", {"type": int, "nargs": 4}),
+    ("pages", "--sizes", ["512x1024", "1024x2048", "4000x6000"], "of the images", {"nargs": "+"}),
+    ("pages", "--classes", 19, "of the images", {"type": int}),
+]
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     if words[:1] not in (["-h"], ["--help"]) and not {*words[:1]} & MODES.keys():
         words = ["loss", *words]
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=raw)
-    modes = parser.add_subparsers(dest="mode", required=True)
-    for name, module in MODES.items():
-        about = str(module.__doc__)
-        mode = modes.add_parser(name, description=about, help=about.splitlines()[0], formatter_class=raw)
-        mode.add_argument("--threads", type=int, default=1, help="(default: %(default)s)")
-        mode.add_argument("--rounds", type=int, default=10, help="(default: %(default)s)")
-        mode.add_argument("--output", type=Path, metavar="FILE.jsonl", help="add the figures to a table of results")
-        if module is not pages:
-            about = "label masks to tile, *.png (default: generated)"
-            mode.add_argument("--masks", type=Path, metavar="DIR", help=about)
-        module.add_options(mode)
-    return parser.parse_args(words)
+    modes = {name: str(module.__doc__) for name, module in MODES.items()}
+    return make_parser(str(__doc__), EXAMPLES, modes, OPTIONS).parse_args(words)
 
 
 def key_of(row: Row) -> str:
@@ -74,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}\n")
     heads: list[str] = []
     try:
-        for row in MODES[options.mode].run(options):
+        for row in MODES[options.command].run(options):
             if options.output:  # as they come: what a time limit ends keeps its results
                 threads = row.get("threads", options.threads)
                 add_rows(options.output, [{**row, "machine": machine | {"threads": threads}}], key_of)

@@ -185,8 +185,7 @@ class Recipe(NamedTuple):
         options: numbers that a plan may set, and their defaults.
         k: default of the option ``k``, the control's additional weight of edge pixels in its cross-entropy; None for
             losses without it. An option ``class_balance`` > 0 goes with it, the exponent of class weights computed from
-            the edge pixels.
-        balances: whether it has the option ``class_balance`` for weights of its own.
+            the edge pixels; a loss with weights of its own has this option alone.
         count: computes what it needs of the training labels.
     """
 
@@ -194,19 +193,19 @@ class Recipe(NamedTuple):
     loss: Callable[..., Any]
     options: Options = {}  # noqa: RUF012
     k: float | None = None
-    balances: bool = False
     count: Callable[[Iterable[Tensor], int, int], Tensor] | None = None
 
 
+_BALANCE: Options = {"class_balance": 0.0}
 _EDGES: Options = {"edge_weight": 1.0, "other_side_weight": 1.0, "same_side_weight": 1.0}
-_OURS = _EDGES | {"radius": 1, "power": 0.0, "decay": None}
+_OURS = _EDGES | {"radius": 1, "power": 0.0, "decay": None} | _BALANCE
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
 _OF_MODULE = {name: _DEFAULTS[name] for name in ("edge_weight", "edge_focus", "region_weight")}
 _WEIGHT: Options = {"weight": 1.0}
 
 RECIPES = {
     "ce": Recipe("cross-entropy", _ce),
-    "balanced": Recipe("class-weighted CE", _balanced, balances=True),
+    "balanced": Recipe("class-weighted CE", _balanced, _BALANCE),
     "median_frequency": Recipe("median-frequency CE", _median_frequency, k=0.0, count=median_frequency_weight),
     "logit_adjusted": Recipe("logit-adjusted CE", _logit_adjusted, {"tau": 1.0}, k=0.0, count=class_prior),
     "weighted": Recipe("edge-weighted CE", _ce, k=4.0),
@@ -214,10 +213,10 @@ RECIPES = {
     "unet": Recipe("CE with U-Net weights", _unet, {"w0": 10.0, "sigma": 5.0}, k=0.0),
     "relaxed": Recipe("CE with relaxed labels", partial(_soft, relaxed_cross_entropy), k=0.0),
     "svls": Recipe("CE with SVLS", partial(_soft, smoothed_cross_entropy), {"sigma": 1.0}, k=0.0),
-    "ours": Recipe("edgeloss", _ours, _OURS, balances=True),
+    "ours": Recipe("edgeloss", _ours, _OURS),
     "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}),
     "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
-    "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1}, balances=True),
+    "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1} | _BALANCE),
     "relational": Recipe("CE + relational", _plus(relational), {"weight": 0.5, "agree": 0.1}, k=0.0),
     "dice": Recipe("CE + Dice", _plus(regions.dice), _WEIGHT, k=0.0),
     "lovasz": Recipe("CE + Lovász", _plus(regions.lovasz), _WEIGHT, k=0.0),
@@ -249,10 +248,7 @@ def defaults(name: str) -> Options:
     if name not in RECIPES:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
     recipe = RECIPES[name]
-    options = recipe.options | ({} if recipe.k is None else {"k": recipe.k})
-    if recipe.balances or recipe.k is not None:
-        options |= {"class_balance": 0.0}
-    return options | EARLIER.get(name, {})
+    return recipe.options | ({} if recipe.k is None else {"k": recipe.k} | _BALANCE) | EARLIER.get(name, {})
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:

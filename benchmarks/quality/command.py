@@ -14,16 +14,17 @@ from typing import Any
 import torch
 
 from baselines.recipes import RECIPES
+from command_line import Option, make_parser
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_crops, summary, windows
-from quality.data import read_labels, scored_batches, scored_set
+from quality.data import open_part, read_labels, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
-from quality.runs import Place, key_of, pick, read_plan, run_of
+from quality.runs import Place, Run, key_of, pick, read_plan, run_of
 from quality.scores import METRICS, SHOWN
 from quality.tables import BASELINE, markdown, rows_of, summarize
 from quality.training import execute, load_network
-from result_table import Row, add_rows, read_rows
+from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
 from segkit.data import denormalize
 
@@ -81,26 +82,26 @@ def do_merge(options: argparse.Namespace) -> None:
         add_rows(options.results, rows, key_of)
 
 
-def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Row]]:
-    """Read the results of `table` and `plot`, of the chosen losses and the baseline."""
+def chosen_runs(options: argparse.Namespace, baseline: str = BASELINE) -> list[Run]:
+    """Return the runs of a plan, or of the table of results, with the chosen losses and the baseline."""
+    split = vars(options).get("split", "val")
     if options.plan:
-        runs = read_plan(options.plan, held_out=options.split == "held-out")
+        runs = read_plan(options.plan, held_out=split == "held-out")
     else:
-        runs = [run for run in map(run_of, read_rows(options.results)) if run.split == options.split]
-    if options.losses:
-        chosen = {baseline, *pick(runs, options.losses)}
-        runs = [run for run in runs if run.title in chosen]
-    return rows_of(options.results, runs)
+        runs = [run for run in map(run_of, read_rows(options.results)) if run.split == split]
+    chosen = {baseline, *(pick(runs, options.losses) if options.losses else {run.title for run in runs})}
+    return [run for run in runs if run.title in chosen]
 
 
 def do_table(options: argparse.Namespace) -> None:
     """Print the results."""
-    print(markdown(read_chosen(options, options.baseline), options.baseline, options.metrics))
+    results = rows_of(options.results, chosen_runs(options, options.baseline))
+    print(markdown(results, options.baseline, options.metrics))
 
 
 def do_plot(options: argparse.Namespace) -> None:
     """Draw the results."""
-    sets = read_chosen(options, BASELINE)
+    sets = rows_of(options.results, chosen_runs(options))
     if options.curve:
         plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
         return
@@ -111,10 +112,7 @@ def do_plot(options: argparse.Namespace) -> None:
 def do_offsets(options: argparse.Namespace) -> None:
     """Score finished runs at several operating points."""
     torch.set_num_threads(options.threads)
-    runs = read_plan(options.plan)
-    if options.losses:
-        chosen = pick(runs, options.losses)
-        runs = [run for run in runs if run.title in chosen]
+    runs = chosen_runs(options, options.baseline)
     sweep(runs, place_of(options))
     results = rows_of(options.results, runs)
     for settings, rows in results.items():
@@ -140,7 +138,7 @@ def predict(options: argparse.Namespace) -> tuple[Split, str]:
         network = load_network(run, place)
         batches = [network(batch.to(options.device)).argmax(1).cpu() for batch in images.split(8)]
         predictions[title] = torch.cat(batches)
-    names, labels = scored_set(first, place)[0].names, read_labels(place.root / first.data)
+    names, labels = open_part(first, place, scored=True)[0].names, read_labels(place.root / first.data)
     split = Split(names, denormalize(images), target, predictions, *labels)
     baseline, *_, ours = chosen
     return split, f"{ours} against {baseline}; {first.data}, {first.split}, seed {options.seed}"
@@ -170,7 +168,7 @@ PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
 COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 LOSSES = [RECIPES[name].title for name in ("ce", "weighted", "module")]
 # The commands that take an option, its name, default, meaning, and kind.
-OPTIONS: list[tuple[str, str, Any, str, dict[str, Any]]] = [
+OPTIONS: list[Option] = [
     ("plan", "plans", None, "plans of runs", PATH | {"nargs": "+"}),
     ("merge", "tables", None, "tables of results", PATH | {"nargs": "+"}),
     ("offsets crops", "plan", None, "a plan of finished runs", PATH),
@@ -193,35 +191,16 @@ OPTIONS: list[tuple[str, str, Any, str, dict[str, Any]]] = [
     ("plot", "--curve", None, "only that of", {"choices": [*SHOWN, "loss", "edge_weight"]}),
     ("plot offsets crops", "--output", IMAGES, "folder of the pictures", PATH),
     ("crops", "--seed", 0, "of the networks", COUNT),
-    (
-        "crops",
-        "--size",
-        None,
-        "of the images, not that of the plan's first run",
-        COUNT | {"nargs": 2, "metavar": ("H", "W")},
-    ),
+    ("crops", "--size", None, "of the images, not that of the plan's first run", {"type": int, "nargs": 2}),
     ("crops", "--window", 64, "pixels per side", COUNT),
-    (
-        "crops",
-        "--percentile",
-        [100.0, 50.0, 0.0],
-        "of the crops by how far the last loss is ahead of the first",
-        {"type": float, "nargs": "+", "metavar": "P"},
-    ),
+    ("crops", "--percentile", [100.0, 50.0, 0.0], "by how far the last loss is ahead", {"type": float, "nargs": "+"}),
 ]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, (_, about) in COMMANDS.items():
-        added = commands.add_parser(command, help=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        for takers, name, default, meaning, kind in OPTIONS:
-            if command in takers.split():
-                added.add_argument(name, help=meaning, **({"default": default} if name.startswith("-") else {}), **kind)
-    return parser.parse_args(arguments)
+    commands = {command: about for command, (_, about) in COMMANDS.items()}
+    return make_parser(DESCRIPTION, EXAMPLES, commands, OPTIONS).parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

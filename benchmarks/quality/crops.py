@@ -6,19 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from edgeloss.metrics.arguments import label_maps
 from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
 from pictures import save_figure
-
-if TYPE_CHECKING:  # slow to import, and not needed where nothing is drawn
-    from matplotlib.axes import Axes
 
 RADIUS = 1  # of the boundary F1
 
@@ -134,42 +129,25 @@ def plot_crops(split: Split, rows: Mapping[float, Window], about: str, path: Pat
 
     Black lines are the true borders. Void is gray everywhere, since no score counts it.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     from edgeloss.viz import distinct_colors
+    from edgeloss.viz.drawing import Picture, draw_figure, find_borders
     from edgeloss.viz.palette import VOID
 
-    columns, void = 2 + len(split.predictions), len(split.classes)
-    colors, present = np.vstack([distinct_colors(void), VOID]), set()
-    figure = Figure(figsize=(2.05 * columns, 1.1 + 2.2 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), columns, squeeze=False)
-    for axes, (percentile, window) in zip(grid, rows.items(), strict=True):
+    names, blocks, present = [*split.classes, "void"], [], set()
+    colors = np.vstack([distinct_colors(len(split.classes)), VOID])
+    for percentile, window in rows.items():
         truth = window.crop(split.target)
-        axes[0].imshow(window.crop(split.images).permute(1, 2, 0).numpy(), interpolation="nearest")
-        place = f"{split.names[window.image]}\nrow {window.top}, column {window.left}"
-        axes[0].set_ylabel(f"percentile {percentile:g}\n{place}", fontsize=6.5)
-        for axis, maps in zip(axes[1:], (split.target, *split.predictions.values()), strict=True):
-            labels = window.crop(maps).masked_fill(truth == split.void, void).numpy()
-            axis.imshow(colors[labels], interpolation="nearest")
+        is_void = truth == split.void
+        borders = find_borders(truth.masked_fill(is_void, -1).numpy())
+        place = f"row {window.top}, column {window.left}, percentile {percentile:g}"
+        block = [Picture(split.names[window.image], place, window.crop(split.images).permute(1, 2, 0).numpy())]
+        scores = ["", *(f"F1 {100 * score:.0f} %" for score in window.scores)]
+        for (title, maps), score in zip({"truth": split.target, **split.predictions}.items(), scores, strict=True):
+            labels = window.crop(maps).masked_fill(is_void, len(split.classes)).numpy()
             present |= set(np.unique(labels).tolist())
-        for axis, score in zip(axes[2:], window.scores, strict=True):
-            draw_truth(axis, truth.masked_fill(truth == split.void, -1).numpy())
-            axis.set_xlabel(f"F1 {score * 100:.0f} %", fontsize=9)
-        for axis in axes:
-            axis.set(xticks=[], yticks=[])
-    for axis, name in zip(grid[0], ["image", "truth", *split.predictions], strict=True):
-        axis.set_title(fill(name, 32), fontsize=9)
-    patches = {[*split.classes, "void"][label]: Patch(color=colors[label]) for label in sorted(present)}
-    places = min(len(patches), 2 * columns)  # a name takes up to an inch
-    figure.legend(patches.values(), patches, loc="outside lower center", ncols=places, fontsize=8, frameon=False)
-    rule = f"Windows of {window.size} pixels by the difference in boundary F1 at {RADIUS} px over all classes"
-    figure.suptitle("\n".join(fill(text, 32 * columns) for text in (about, rule)), fontsize=8)
-    save_figure(figure, path, 128)
-
-
-def draw_truth(axis: Axes, truth: npt.NDArray[Any]) -> None:
-    """Draw the borders of the true labels, which are -1 where they are void."""
-    from edgeloss.viz.drawing import draw_borders, find_borders
-
-    draw_borders(axis, find_borders(truth), "black", 1)
+            name, opening, options = title.partition(" (")
+            about_loss = f"{score}{opening}{options}"
+            block.append(Picture(name, about_loss, colors[labels], borders=borders, lines=[("black", 1)]))
+        blocks.append(block)
+    key = [(names[label], tuple(colors[label])) for label in sorted(present)]
+    save_figure(draw_figure(blocks, truth.shape, key, title=about), path, 128)

@@ -36,44 +36,37 @@ def augmentation(run: Run) -> Augment:
     return Augment(crop=run.crop, color=0.2 if run.dims == 3 else 0.3)
 
 
-def training_set(run: Run, place: Place, **options: Any) -> tuple[SegmentationDataset, np.ndarray]:  # noqa: ANN401
-    """Open the training images of a run, and return the indices of those to train on."""
-    dataset = _open(run, place, "train", **options)
-    return dataset, split_training(run, len(dataset))[0]
+def open_part(
+    run: Run, place: Place, *, scored: bool = False, augment: Augment | None = None
+) -> tuple[SegmentationDataset, np.ndarray]:
+    """Open the images that a run is trained on, or scored on, which may be some of the training images.
+
+    Returns:
+        The data set, which is in memory if its images change at random, and the indices in it.
+    """
+    classes, void = read_labels(place.root / run.data)
+    folder = place.root / run.data / ("val" if scored and not run.held_out else "train")
+    options = {} if augment is None else {"augment": augment, "seed": run.seed, "cache": True}
+    dataset = open_folder(folder, len(classes), void, size=run.size, **options)
+    everything = np.arange(len(dataset))
+    if not run.held_out:
+        return dataset, everything
+    order = everything[::-1] if run.contiguous else np.random.default_rng(0).permutation(everything)
+    held_out = np.sort(order[: len(dataset) // HELD_OUT])
+    return dataset, held_out if scored else np.setdiff1d(everything, held_out)
 
 
 def read_targets(run: Run, place: Place) -> Iterator[Tensor]:
     """Read the labels [1, *S] of the images that a run is trained on."""
-    dataset, chosen = training_set(run, place)
+    dataset, chosen = open_part(run, place)
     return (dataset[int(i)][1][None] for i in chosen)
-
-
-def scored_set(run: Run, place: Place) -> tuple[SegmentationDataset, np.ndarray]:
-    """Open the images to score a run on, which may be some of the training images, and return their indices."""
-    dataset = _open(run, place, "train" if run.held_out else "val")
-    return dataset, split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
 
 
 def scored_batches(run: Run, place: Place) -> list[tuple[Tensor, Tensor]]:
     """Load the images to score a run on, and their labels."""
-    dataset, index = scored_set(run, place)
+    dataset, index = open_part(run, place, scored=True)
     # Images of their own sizes do not fit in a batch.
     return [load_batch(dataset, part) for part in split_indices(index, 8 if run.size else 1)]
-
-
-def _open(run: Run, place: Place, part: str, **options: Any) -> SegmentationDataset:  # noqa: ANN401
-    classes, void = read_labels(place.root / run.data)
-    return open_folder(place.root / run.data / part, len(classes), void, size=run.size, **options)
-
-
-def split_training(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split the indices of the training images into those to train on and those that are held out."""
-    everything = np.arange(count)
-    if not run.held_out:
-        return everything, everything[:0]
-    order = everything[::-1] if run.contiguous else np.random.default_rng(0).permutation(everything)
-    held_out = np.sort(order[: count // HELD_OUT])
-    return np.setdiff1d(everything, held_out), held_out
 
 
 def split_indices(index: np.ndarray, size: int) -> list[np.ndarray]:
@@ -92,5 +85,5 @@ def load_batch(dataset: SegmentationDataset, index: Iterable[int], device: str =
 
 def work_of(run: Run, place: Place) -> float:
     """Return how much there is to compute in a run, in proportion to its time on a CPU."""
-    images = len(training_set(run, place)[1])
+    images = len(open_part(run, place)[1])
     return float(run.epochs * run.crops * images * math.prod(run.crop or run.size or (1,)))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight
-from quality.data import read_labels, read_targets, scored_batches, training_set
+from quality.data import open_part, read_labels, read_targets, scored_batches
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, evaluate
 from quality.tables import by_loss, markdown, title_of
@@ -61,26 +61,16 @@ def sweep(runs: Sequence[Run], place: Place) -> None:
         if same not in balances:
             balances[same] = log_balance(run, place)
         try:
-            row = _row_of(run, place, balances[same])
+            scores = scores_at(run, place, balances[same], OFFSETS)
         except CheckpointError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
+        parts = {"train": False, "evaluated": True}
+        images = {name: len(open_part(run, place, scored=scored)[1]) for name, scored in parts.items()}
+        row = {"run": asdict(run), "split": run.split, "images": images}
+        row |= {"classes": read_labels(place.root / run.data)[0], "offsets": list(OFFSETS), "scores": scores}
         add_rows(place.results, [row], key_of)
         print(f"{number}/{len(runs)}  {run.data}  {run.key}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
-
-
-def _row_of(run: Run, place: Place, log_u: Tensor) -> Row:
-    return {
-        "run": asdict(run),
-        "split": run.split,
-        "images": {
-            "train": len(training_set(run, place)[1]),
-            "evaluated": sum(len(target) for _, target in scored_batches(run, place)),
-        },
-        "classes": read_labels(place.root / run.data)[0],
-        "offsets": list(OFFSETS),
-        "scores": scores_at(run, place, log_u, OFFSETS),
-    }
 
 
 # --------------------------------------------------------------------------------------------------------------- points

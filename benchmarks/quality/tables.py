@@ -18,8 +18,8 @@ BASELINE = "cross-entropy"
 
 SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given"
 DIFFERENCES = (
-    "Differences to {} with the same seed: mean, its 95 % interval (Student's t) and p-value (Holm, over the losses),"
-    " points where no unit is given"
+    "Differences to {} with the same seed, points where no unit is given: mean, bold where its interval excludes 0;"
+    " 95 % interval (Student's t); p-value (Holm, over the losses); the seeds"
 )
 
 Summary = dict[str, Any]
@@ -150,18 +150,23 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
     rows = [(data, row) for data, rows in results.items() for row in summarize(rows, baseline)]
-    heads = [f"{METRICS[name]}:" for name in metrics]
-    scores = [[data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)] for data, row in rows]
-    differences = [
-        [data, row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)]
-        for data, row in rows
-        if row["differences"]
-    ]
     parts = {
-        SCORES_TITLE: markdown_table(["data", "loss", "seeds:", *heads], scores),
-        DIFFERENCES.format(baseline): markdown_table(["data", "loss", "pairs:", *heads], differences),
+        SCORES_TITLE: scores_table(rows, metrics),
+        DIFFERENCES.format(baseline): differences_table([pair for pair in rows if pair[1]["differences"]], metrics),
     }
     return "\n".join("\n".join([title, "", *lines, ""]) for title, lines in parts.items())
+
+
+def scores_table(rows: Iterable[tuple[str, Summary]], metrics: Iterable[str]) -> list[str]:
+    """Return a table of the scores of losses, each with the name of its data set."""
+    cells = ([data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)] for data, row in rows)
+    return markdown_table(["data", "loss", "seeds:", *(f"{METRICS[name]}:" for name in metrics)], cells)
+
+
+def differences_table(rows: Iterable[tuple[str, Summary]], metrics: Iterable[str]) -> list[str]:
+    """Return a table of differences to a baseline, each with the name of its data set."""
+    cells = ([data, row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)] for data, row in rows)
+    return markdown_table(["data", "loss", "pairs:", *(f"{METRICS[name]}:" for name in metrics)], cells)
 
 
 def _seeds(row: Summary) -> str:
@@ -176,17 +181,25 @@ def _score(row: Summary, name: str) -> str:
     if name not in row["scores"]:
         return "–"
     mean, deviation = row["scores"][name]
-    scale = scale_of(name)
-    return f"{mean * scale:.2f}" + ("" if deviation is None else f" ± {deviation * scale:.2f}")
+    return number(name, mean) + ("" if deviation is None else f" ± {number(name, deviation)}")
 
 
 def _difference(row: Summary, name: str) -> str:
     if name not in row["differences"]:
         return "–"
-    difference, scale = row["differences"][name], scale_of(name)
-    mean = f"{difference['mean'] * scale:+.2f}"
+    difference = row["differences"][name]
+    mean = number(name, difference["mean"], sign="+")
     if difference["interval"] is None:
         return mean
     low, high = difference["interval"]
-    p = difference["p_holm"]
-    return f"{mean} [{low * scale:+.2f}, {high * scale:+.2f}], p " + (f"{p:.3f}" if p >= 0.001 else "< 0.001")
+    mean = f"**{mean}**" if low > 0 or high < 0 else mean
+    p = f"p {difference['p_holm']:.3f}" if difference["p_holm"] >= 0.001 else "p < 0.001"
+    values = ", ".join(number(name, value) for value in difference["values"])
+    return f"{mean} [{number(name, low)}, {number(name, high)}], {p} ({values})"
+
+
+def number(name: str, value: float, sign: str = "-") -> str:
+    """Return a value of a metric as tables show it: percent and points with one digit, what has a unit with two."""
+    scale = scale_of(name)
+    text = f"{value * scale:{sign}.{1 if scale == 100 else 2}f}"
+    return text if text.strip("-0.") else text.lstrip("-")

@@ -6,13 +6,14 @@ import math
 import operator
 import platform
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
-from multiprocessing import connection, get_context
+from itertools import takewhile
+from traceback import print_exception
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,15 @@ from torch import Tensor, nn
 
 from baselines.common import at_size
 from baselines.recipes import Module, Progress, make
-from measure import INSTRUCTIONS, end_with_parent, processor
+from measure import INSTRUCTIONS, processes, processor
 from quality.data import (
     augmentation,
     load_batch,
+    open_part,
     read_labels,
     read_targets,
     scored_batches,
     split_indices,
-    training_set,
     work_of,
 )
 from quality.efficientnet import EfficientUNet
@@ -72,7 +73,7 @@ class Training:
         """Open the data, and resume from the checkpoint if there is one."""
         self.run, self.place = run, place
         self.classes, self.void = read_labels(place.root / run.data)
-        self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
+        self.train_set, self.chosen = open_part(run, place, augment=augmentation(run))
         self.evaluated = [(x.to(place.device), y.to(place.device)) for x, y in scored_batches(run, place)]
         self.thin = thin_class(run.data, self.classes)
 
@@ -235,55 +236,42 @@ def execute(plans: Sequence[Sequence[Run]], place: Place, *, workers: int, threa
 
     More than one worker are processes, which share the device. What a killed process has left resumes in another call.
     """
-    left, failed = deque(left_of(plans, place)), 0
+    left, failed = left_of(plans, place), 0
     print(f"{sum(map(len, plans))} runs, {len(left)} of them to do", flush=True)
+    runs = takewhile(lambda run: time.time() < place.end, left)
     if workers == 1:
-        torch.set_num_threads(threads)
-        while left and time.time() < place.end:
-            finish(left.popleft(), place)
+        for run in runs:
+            _finish(run, place, threads)
     else:
-        failed = _share(left, place, workers, threads)
-    if left:
+        failed = _share(runs, place, workers, threads)
+    if time.time() >= place.end and (left := left_of(plans, place)):
         print(f"the time is up before {len(left)} runs; the same command goes on", flush=True)
     return failed
 
 
-def _share(left: deque[Run], place: Place, workers: int, threads: int) -> int:
-    """Give runs to processes, to each the next one when it is done; return how many of the processes ended early."""
-    context, busy, failed = get_context("spawn"), {}, 0  # a fork of a process that has used CUDA can't use it
-    try:
-        while busy or (left and time.time() < place.end):
-            while left and len(busy) < workers and time.time() < place.end:
-                pipe, end = context.Pipe()
-                busy[pipe] = context.Process(target=_work, args=(end, place, threads))
-                busy[pipe].start()
-                end.close()
-                pipe.send(left.popleft())
-            for pipe in connection.wait(busy):
-                try:
-                    pipe.recv()
-                    if left and time.time() < place.end:
-                        pipe.send(left.popleft())
-                        continue
-                except (EOFError, OSError):  # the process was killed, or an error has ended it
-                    failed += 1
-                pipe.close()
-                busy.pop(pipe).join()
-    except (KeyboardInterrupt, SystemExit):
-        for process in busy.values():
-            process.terminate()
-        raise
-    return failed
-
-
-def _work(pipe: connection.Connection, place: Place, threads: int) -> None:
-    """Finish runs until there is no other one."""
-    end_with_parent()
-    torch.set_num_threads(threads)
-    with suppress(EOFError):
+def _share(runs: Iterator[Run], place: Place, workers: int, threads: int) -> int:
+    """Give runs to processes, to each the next one when it is done; return how many of them failed."""
+    failed, busy = 0, {}
+    with ExitStack() as pools:
+        free = [pools.enter_context(processes(1)) for _ in range(workers)]
         while True:
-            finish(pipe.recv(), place)
-            pipe.send(None)
+            while free and (run := next(runs, None)):
+                pool = free.pop()
+                busy[pool.submit(_finish, run, place, threads)] = pool
+            if not busy:
+                return failed
+            for done in wait(busy, return_when=FIRST_COMPLETED).done:
+                pool = busy.pop(done)
+                if error := done.exception():
+                    failed += 1
+                    print_exception(error)
+                    pool = pools.enter_context(processes(1))  # a process that was killed has broken its pool
+                free.append(pool)
+
+
+def _finish(run: Run, place: Place, threads: int) -> None:
+    torch.set_num_threads(threads)
+    finish(run, place)
 
 
 def load_network(run: Run, place: Place) -> nn.Module:

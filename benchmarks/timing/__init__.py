@@ -1,4 +1,4 @@
-"""What `speed.py` measures: a module for each mode, which adds its options to the command line and runs."""
+"""What `speed.py` measures: a module for each mode, whose `run` yields the rows."""
 
 import sys
 from pathlib import Path

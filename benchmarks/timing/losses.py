@@ -138,17 +138,6 @@ def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
     }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this mode."""
-    for group, cases in CASES.items():
-        about = ", ".join(case.name for case in cases)
-        parser.add_argument(f"--{group}", action="append_const", dest="groups", const=group, help=about)
-    names = [case.name for cases in CASES.values() for case in cases]
-    about = "time these, of any group (default: --table)"
-    parser.add_argument("--case", nargs="+", choices=names, metavar="NAME", help=about)
-    parser.set_defaults(rounds=12)  # of a case with 16 million logits
-
-
 def run(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each case."""
     groups = CASES if options.case else options.groups or ["table"]

@@ -31,7 +31,6 @@ from torch.nn import functional as F
 from measure import alone
 from result_table import Row
 
-SIZES = ["512x1024", "1024x2048", "4000x6000"]
 POINT = "return showPixel(...arguments).then(() => performance.now())"
 
 
@@ -80,13 +79,6 @@ def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float
     opened = WebDriverWait(driver, 300).until(lambda d: d.execute_script(ready))
     start = driver.execute_script("return performance.now()")
     return opened / 1000, (driver.execute_script(POINT, height // 2, width // 2) - start) / 1000
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this mode."""
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="HxW", help="(default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=19, help="(default: %(default)s)")
-    parser.set_defaults(rounds=3)  # times to open a page
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:

@@ -12,28 +12,20 @@ from collections.abc import Iterator
 import torch
 
 from edgeloss import EdgeAwareLoss
-from label_maps import VOID, regions, scenes
+from label_maps import VOID
 from measure import median_seconds
 from result_table import Row
 from segkit.model import UNet
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this mode."""
-    parser.add_argument("--classes", type=int, default=11, help="default: %(default)s")
-    parser.add_argument("--size", type=int, nargs=2, default=[180, 240], metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--batch", type=int, default=4, help="images per step (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=16, help="channels at full resolution (default: %(default)s)")
+from timing.losses import Case, make_inputs
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:
     """Yield one row."""
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    shape = (options.batch, tuple(options.size), options.classes)
-    labels = torch.from_numpy(scenes(options.masks, *shape) if options.masks else regions(*shape, 1)).long()
-    images = torch.rand(options.batch, 3, *options.size)
-    network, criterion = UNet(options.classes, width=options.width), EdgeAwareLoss(ignore_index=VOID)
+    batch, classes, *size = options.shape
+    _, labels, _ = make_inputs(Case("step", tuple(options.shape)), options.masks)
+    images = torch.rand(batch, 3, *size)
+    network, criterion = UNet(classes), EdgeAwareLoss(ignore_index=VOID)
     optimizer = torch.optim.AdamW(network.parameters())
     logits = network(images).detach().requires_grad_()
 

@@ -62,7 +62,8 @@ def open_network(path: str | Path) -> tuple[UNet, dict[str, Any]]:
         path: best.ckpt or last.ckpt.
 
     Returns:
-        The network in evaluation mode, and its description: ``classes``, ``ignore_index``, ``network`` and ``data``.
+        The network in evaluation mode, and its description: ``classes``, ``ignore_index``, ``network``, ``data`` and
+        the version of ``edgeloss``.
 
     Raises:
         CheckpointError: if the file can't be read, or isn't one of train.py.

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import InputError, read_image, read_labels
+from edgeloss.io import InputError, check_file, read_image, read_labels
 from segkit.layouts import Split
-from segkit.volumes import change_volume, read_spacing, read_volume
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in [0, 1]
 STD = (0.229, 0.224, 0.225)
@@ -119,12 +120,24 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
 
     @functools.cached_property
     def spacing(self) -> tuple[float, ...] | None:
-        """The size of a voxel along each axis, for losses and metrics; None for images, and if files do not have it.
+        """The array `spacing` of volumes, the size of a voxel along each axis, for losses and metrics; None without it.
 
         Raises:
             InputError: A file can't be read, has no three sizes > 0, or has other sizes than the first one.
         """
-        return read_spacing([pair.image for pair in self._pairs]) if self._dims == 3 else None
+        sizes = []
+        for path in [pair.image for pair in self._pairs if self._dims == 3]:
+            with _opened(path) as arrays:
+                size = tuple(arrays["spacing"].astype(float).tolist()) if "spacing" in arrays.files else None
+            if size is not None and (len(size) != 3 or not all(0 < length < math.inf for length in size)):
+                raise InputError(f"{path}: expected spacing of three numbers > 0, but got {size}")
+            sizes.append(size)
+            if size != sizes[0]:
+                first = self._pairs[0].image
+                raise InputError(
+                    f"{path}: expected spacing {sizes[0]} as in {first}, but got {size}; resample the volumes"
+                )
+        return sizes[0] if sizes else None
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Read one pair.
@@ -145,7 +158,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
             return self._placed(image, labels, self.size or labels.shape)
         rng, size = np.random.default_rng((self.seed, self.epoch, index)), self.size or labels.shape
         if self._dims == 3:
-            image, labels = change_volume(image, labels, self.augment.flip, self.augment.color, rng)
+            image, labels = _change_volume(image, labels, self.augment, rng)
         else:
             image, labels = _change_image(image, labels, size, self.augment, rng)
         return self._placed(image, labels, self.augment.crop or size, rng)
@@ -169,7 +182,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         """Read a pair; without augmentation, an image in its final size."""
         _, path, mask_path = self._pairs[index]
         if self._dims == 3:
-            image, numbers = read_volume(path)
+            image, numbers = _read_volume(path)
             return image, _relabel(numbers, self._labels, path)
         image, numbers = read_image(path).permute(1, 2, 0).numpy(), read_labels(mask_path).numpy()
         if image.shape[:2] != numbers.shape:
@@ -274,3 +287,40 @@ def _jitter(image: npt.NDArray[np.float32], strength: float, rng: np.random.Gene
 def _standardize(image: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Normalize RGB in [0, 1], [H, W, 3]."""
     return (image - np.asarray(MEAN, np.float32)) / np.asarray(STD, np.float32)
+
+
+def _read_volume(path: Path) -> tuple[Pixels, Labels]:
+    """Read the arrays `image` and `label` of a file.
+
+    Returns:
+        The image with mean 0 and standard deviation 1, and the numbers of the labels.
+
+    Raises:
+        InputError: The file can't be read, or its arrays do not fit together.
+    """
+    with _opened(path) as arrays:
+        image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)
+    if labels.ndim != 3 or image.shape != labels.shape:
+        raise InputError(
+            f"{path}: expected image and label of one shape [D, H, W], but got {image.shape} and {labels.shape}"
+        )
+    return ((image - image.mean()) / max(float(image.std()), 1e-6))[..., None], labels
+
+
+def _change_volume(image: Pixels, labels: Labels, augment: Augment, rng: np.random.Generator) -> tuple[Pixels, Labels]:
+    """Flip a volume along its first axis at random, and vary its contrast and brightness."""
+    if rng.random(3)[0] < augment.flip:  # a draw per axis, but in anatomical order only the first one is symmetric
+        image, labels = image[::-1], labels[::-1]
+    contrast, brightness = augment.color * rng.uniform(-1, 1, 2).astype(np.float32)
+    return image * (1 + contrast) + brightness, labels
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file; any error of reading its arrays names it."""
+    check_file(path)
+    try:
+        with np.load(path) as arrays:
+            yield arrays
+    except Exception as error:  # NumPy raises OSError, ValueError, KeyError and more
+        raise InputError(f"{path}: can't be read as a volume ({error})") from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
+import edgeloss
 from edgeloss import EdgeAwareLoss
 from edgeloss.options import Options
 from segkit.loader import MicroBatch, mixed_seed
@@ -92,7 +93,9 @@ class SegmentationModule(LightningModule):
         self._normalizer: tuple[Tensor, Tensor] | None = None
         self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
         # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
-        self.means = nn.ModuleDict({name: _mean() for name in FIGURES})
+        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in FIGURES})
+        for mean in self.means.values():
+            mean.persistent(True)
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -192,17 +195,12 @@ class SegmentationModule(LightningModule):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what `segkit.checkpoint.open_network` needs."""
+        """Add what `segkit.checkpoint.open_network` returns."""
         data = getattr(self.trainer.datamodule, "source", {})
         checkpoint["segmentation"] = {
             "classes": list(self.classes),
             "ignore_index": self.criterion.ignore_index,
             "network": self.options,
             "data": dict(data),
+            "edgeloss": edgeloss.__version__,  # defaults of the loss change with it
         }
-
-
-def _mean() -> MeanMetric:
-    mean = MeanMetric(nan_strategy="ignore")
-    mean.persistent(True)
-    return mean

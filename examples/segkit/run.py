@@ -22,8 +22,8 @@ from edgeloss.integrations.run_page import shown
 from edgeloss.io import InputError, atomic_write
 from segkit.checkpoint import save_checkpoint
 from segkit.data import denormalize
-from segkit.data_module import SegmentationData
 from segkit.guard import NanGuard
+from segkit.loader import SegmentationData
 from segkit.module import SegmentationModule
 
 # Class weights in a configuration.

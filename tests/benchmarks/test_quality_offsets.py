@@ -48,8 +48,8 @@ def test_the_best_offset_is_that_of_the_mean_over_the_seeds() -> None:
     assert zero == "t = 0"
     assert chosen == "best boundary F1 1 px, chosen on the same images: cross-entropy: t = 0; edgeloss: t = 1"
     # 0.4 - 0.3 and 0.5 - 0.3, of the seed that both have
-    assert "| edgeloss | 1 | +10.00 |" in first
-    assert "| edgeloss | 1 | +20.00 |" in second
+    assert "| edgeloss | 1 | +10.0 |" in first
+    assert "| edgeloss | 1 | +20.0 |" in second
 
 
 def test_command(

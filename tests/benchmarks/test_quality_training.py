@@ -205,19 +205,17 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
     wait_for_end(worker)
 
 
-def die(pipe: Any, place: Place, threads: int) -> None:
-    """Work, but for a run that ends the process, as a signal would."""
-    while pipe.poll(60):
-        if pipe.recv().seed == 1:
-            os._exit(9)
-        pipe.send(None)
+def die(run: Run, place: Place, threads: int) -> None:
+    """End the process of one of the runs, as a signal would."""
+    if run.seed == 1:
+        os._exit(9)
 
 
 @pytest.mark.slow
 def test_workers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in range(3)]
     with monkeypatch.context() as patch:
-        patch.setattr("quality.training._work", die)
+        patch.setattr("quality.training._finish", die)
         assert execute([runs], place, workers=2, threads=1) == 1  # the others go on
     assert execute([runs], place, workers=2, threads=1) == 0
     assert [key_of(row) for row in read_rows(place.results)] == sorted(run.key for run in runs)

@@ -62,15 +62,15 @@ def test_other_losses_are_compared_with_cross_entropy(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_memory_of_other_losses() -> None:
-    labels = label_maps.regions(4, (128, 128), 11, 1)
-    plain, fields = (measure.alone(peers.measure_memory, (name, {}), labels, 11, 1) for name in ("ce", "affinity"))
+    shape = [4, 11, 128, 128]
+    plain, fields = (measure.alone(peers.measure_memory, shape, None, (name, {}), 1) for name in ("ce", "affinity"))
     # Eight neighbors of all pixels and classes, compared with a few maps of the logits' size.
     assert fields > 3 * plain > 0
 
 
 def test_a_step_has_its_loss_in_it(tmp_path: Path) -> None:
     path = tmp_path / "step.jsonl"
-    words = ["step", "--size", "32", "32", "--batch", "1", "--width", "8", "--rounds", "1", "--output", str(path)]
+    words = ["step", "--shape", "1", "11", "32", "32", "--rounds", "1", "--output", str(path)]
     assert speed.main(words) == 0
     (row,) = read_rows(path)
     assert 0 < row["loss_seconds"] < row["step_seconds"]

@@ -5,6 +5,8 @@ The agreement suite takes a few rows in which every pair of choices meets, the f
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from typing import Any, TypeAlias
 
@@ -88,8 +90,8 @@ ON_GPU: dict[str, dict[Any, float]] = {"power": {0.0: 1}, "reduction": {"mean": 
 
 def pick(rng: Rng, choices: dict[Any, float]) -> Any:
     """Return one of the keys, with probabilities in proportion to the values."""
-    weights = np.array([*choices.values()])
-    return [*choices][rng.choice(len(weights), p=weights / weights.sum())]
+    bounds = [*itertools.accumulate(choices.values())]
+    return [*choices][bisect.bisect(bounds, bounds[-1] * rng.random())]
 
 
 def random_case(number: int, **fixed: dict[Any, float]) -> Case:
@@ -113,9 +115,12 @@ def make_case(row: Row, rng: Rng | None = None) -> Case:
     elif row["resolution"] == "a third of the last":
         low = [*size[:-1], -(-size[-1] // 3)]
     options |= {"multilabel": multilabel, "upsample": row["resolution"] != "same"}
-    y = make_labels(rng, row, [batch * channels if multilabel else batch, *size], 2 if multilabel else max(2, channels))
-    no_class = pick(rng, {77: 1, -5: 1}) if row["validate"] == "never" else 0
-    y = torch.from_numpy(np.where(y < 0, no_class if row["ignore_index"] is None else row["ignore_index"], y))
+    classes = 2 if multilabel else max(2, channels)
+    y = make_labels(rng, row, [batch * channels if multilabel else batch, *size], classes)
+    void = [] if row["ignore_index"] is None else [row["ignore_index"]]
+    if row["validate"] == "never":  # labels out of range count as ignored, and raise no error
+        void += [77, classes, *([-5, -1] if row["target"].is_signed else [])]
+    y = torch.from_numpy(np.where(y < 0, np.resize(void or [0], size[-1]), y))
     y = y.reshape(batch, channels, *size) if multilabel else y
     x = make_logits(rng, row, [batch, channels, *low], y, 6e4 if dtype == torch.float16 else 1e30)
     options |= make_windows(rng, row, size)
@@ -125,7 +130,7 @@ def make_case(row: Row, rng: Rng | None = None) -> Case:
         return laid_out(values, pick(rng, {"contiguous": 4, "transposed": 1, "padded": 1}))
 
     for name in ("weight", "edge_class_weight"):
-        table = [channels, 2] if multilabel and rng.random() < 0.5 else [channels if multilabel else max(2, channels)]
+        table = [channels, 2] if multilabel and rng.random() < 0.5 else [channels if multilabel else classes]
         options[name] = tensor(table, 10.0 ** rng.uniform(-2, 2)) if row[name] else None
     of_images = [batch, *size] if rng.random() < 0.5 else [*y.shape]
     options["pixel_weight"] = tensor(of_images, 10.0 ** rng.uniform(-2, 2)) if row["pixel_weight"] else None

@@ -1,12 +1,12 @@
-"""The loss and its gradient in long doubles, from docs/loss.md alone, one image after another.
+"""The loss and its gradient in long doubles, from docs/loss.md alone.
 
 Every result has a *unit*: by how much it may change if all that adds up in it is rounded once, relative to 1. A unit is
-a sum without signs, so that an error over unit and over the rounding of a dtype is the number of its roundings.
+a sum without signs, so that an error over unit and over the rounding of a dtype is the number of its roundings. Units
+and other sizes are float64: nothing of them cancels.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ Array = Any
 WIDE = np.longdouble
 NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
 SUMS = WIDE(2.0**-52)  # the rounding of its sums over regions, which are float64 for every dtype
-TRIALS = 6  # roundings of the logits that show how accurate its slopes can be, also where they jump
+HUGE, LEAST = WIDE("1e4000"), WIDE(-745)  # processors compute slowly with inf, and with what float64 cannot hold
 NARROW, FEW = 49, 16  # neighbors, classes: in sums over more, the roundings of nearly equal ones have the same sign
 
 
@@ -38,35 +38,48 @@ class Answer(NamedTuple):
 # ----------------------------------------------------------------------------------------------------------- the pixels
 
 
+def exp(x: Array) -> Array:
+    """Return e^x, and 0 where it is less than the smallest number of float64."""
+    return np.where(x < LEAST, 0, np.exp(np.maximum(x, LEAST)))
+
+
 class Softmax:
-    """Probabilities of pixels [N, C]; ``depth`` is 1 + the logit below the largest, which is what is rounded."""
+    """Probabilities of pixels [P, C]; ``depth`` is 1 + the logit below the largest, which is what is rounded."""
 
     def __init__(self, x: Array, rounding: Array) -> None:
         """Compute them from logits, and by how much these are rounded already."""
-        rows, top = np.arange(len(x)), x.argmax(1)
-        self.x, self.rounding, below = x, rounding, x - x[rows, top, None]
-        odds = np.exp(below)
-        odds[rows, top] = 0
-        self.log_p = below - np.log1p(odds.sum(1, keepdims=True))
-        self.p, self.depth = np.exp(self.log_p), 1 - below + rounding
+        top = np.arange(len(x)), x.argmax(1)
+        self.x, self.rounding, below = x, rounding, x - x[top][:, None]
+        odds = exp(below)
+        odds[top] = 0
+        rest = odds.sum(1, keepdims=True)
+        odds[top] = 1
+        self.log_p, self.p = below - np.log1p(rest), odds / (1 + rest)
+        self.depth = (1 - below + rounding).astype(float)
 
     def without(self, rows: Array, k: Array) -> tuple[Array, Array]:
         """Return log(1 - p) of the classes k [M] of pixels [M], and the shares in it of the other classes [M, C]."""
         at = np.arange(len(rows)), k
         x, among = self.x[rows, k], self.x[rows]
-        among[at] = -np.inf
+        among[at] = -HUGE
         most = among.max(1)
-        sums = np.exp(among - most[:, None])
+        sums = exp(among - most[:, None])
         total = sums.sum(1)
         p, log_rest = self.p[rows, k], (most - x) + np.log(total) + self.log_p[rows, k]
         return np.where(p < 0.5, np.log1p(-np.minimum(p, 0.5)), log_rest), sums / total[:, None]
 
 
+def rough(values: Array) -> Array:
+    """Return the sizes of values, in float64."""
+    return np.abs(values).astype(float)
+
+
 def of_others(values: Array) -> Array:
-    """Return the sums over all other classes of values [N, C], none of which is a difference."""
-    zeros = np.zeros((len(values), 1), WIDE)
-    before, after = (np.cumsum(np.hstack([zeros, v[:, :-1]]), 1) for v in (values, values[:, ::-1]))
-    return before + after[:, ::-1]
+    """Return the sums over all other classes of values [..., C], none of which is a difference."""
+    before, after = np.zeros_like(values), np.zeros_like(values)
+    np.cumsum(values[..., :-1], -1, out=before[..., 1:])
+    np.cumsum(values[..., :0:-1], -1, out=after[..., -2::-1])
+    return before + after
 
 
 def interpolation(low: int, high: int) -> tuple[Array, Array]:
@@ -101,14 +114,17 @@ def window_pairs(size: Sequence[int], radius: Sequence[int]) -> tuple[Array, Arr
     return i[order], n[order]
 
 
-def edge_distance(y: Array, valid: Array, size: Sequence[int], spacing: Sequence[float]) -> Array:
-    """Return the distance of each pixel to the nearest valid one of another class, [N]; inf without one."""
-    squares = np.zeros((1, 1), WIDE)
-    for length, s in zip(size, spacing, strict=True):
-        apart = (WIDE(s) * np.subtract.outer(np.arange(length), np.arange(length))) ** 2
-        squares = (squares[:, None, :, None] + apart[:, None]).reshape(len(squares) * length, -1)
-    is_other = (y[:, None] != y) & valid[:, None] & valid
-    return np.sqrt(np.where(is_other, squares, np.inf).min(1, initial=np.inf))
+def edge_distance(y: Array, valid: Array, spacing: Sequence[float]) -> Array:
+    """Return the distance of pixels [I, *S] to the nearest valid one of another class; inf without one."""
+    result = np.full(y.shape, HUGE)
+    for k in np.unique(y):
+        squares = np.where(valid & (y != k), 0, HUGE)
+        for axis, s in enumerate(spacing, start=1):
+            place = np.arange(y.shape[axis])
+            moved = np.moveaxis(squares, axis, -1)[..., None, :] + (WIDE(s) * np.subtract.outer(place, place)) ** 2
+            squares = np.moveaxis(moved.min(-1, initial=HUGE), -1, axis)
+        np.copyto(result, squares, where=valid & (y == k))
+    return np.where(result < HUGE, np.sqrt(result), np.inf)
 
 
 def power_mean(t: Array, log_w: Array, i: Array, q: float) -> tuple[Array, Array, Array]:
@@ -116,13 +132,15 @@ def power_mean(t: Array, log_w: Array, i: Array, q: float) -> tuple[Array, Array
     is_first = np.diff(i, prepend=-1) != 0
     starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
 
-    def log_sum_exp(values: Array) -> Array:
+    def log_sum_and_shares(values: Array) -> tuple[Array, Array]:
         top = np.maximum.reduceat(values, starts)
-        return top + np.log(np.add.reduceat(np.exp(values - top[group]), starts))
+        parts = exp(values - top[group])
+        total = np.add.reduceat(parts, starts)
+        return top + np.log(total), parts / total[group]
 
-    exponents = (log_w - np.maximum.reduceat(log_w, starts)[group]) + np.multiply.outer([0, WIDE(q)], t)
-    of_weights, of_all = map(log_sum_exp, exponents)
-    plain, pi = (np.exp(e - total[group]) for e, total in zip(exponents, (of_weights, of_all), strict=True))
+    log_w = log_w - np.maximum.reduceat(log_w, starts)[group]
+    of_weights, plain = log_sum_and_shares(log_w)
+    of_all, pi = log_sum_and_shares(log_w + WIDE(q) * t) if q else (of_weights, plain)
     value = np.add.reduceat(plain * t, starts)
     if q:  # where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something
         off = WIDE(q) * (t - value[group])
@@ -148,46 +166,52 @@ def inverse(matrix: Array) -> tuple[Array, Array]:
 
 
 class Places:
-    """Which average each pixel is in, one more for none, and which averages each region has, [d, N]."""
+    """The averages of the pixels of an image, and its regions of averages."""
 
     def __init__(self, size: Sequence[int]) -> None:
-        """Compute them for an image."""
-        counts = [(n - 1) // POOL + 1 for n in size]
-        self.none, self.values = math.prod(counts), POOL ** len(size)
-        averages = np.arange(self.none).reshape(counts)
-        self.regions = np.lib.stride_tricks.sliding_window_view(averages, (SIDE,) * len(size))
-        self.regions = self.regions.reshape(-1, SIDE ** len(size)).T
-        averages = np.pad(averages, [(0, 1)] * len(size), constant_values=self.none)
-        self.averages = averages[np.ix_(*((np.arange(n) + POOL // 2) // POOL for n in size))].ravel()
+        """Compute what pixels are in each average, one matrix [A, N] per axis."""
+        self.size, self.side, self.values = size, (SIDE,) * len(size), POOL ** len(size)
+        places = [(np.arange((n - 1) // POOL + 1), (np.arange(n) + POOL // 2) // POOL) for n in size]
+        self.matrices = [np.equal.outer(*pair).astype(WIDE) for pair in places]
 
     def average(self, pixels: Array) -> Array:
-        """Return the averages of pixels [N, K], as [K, A]."""
-        result = np.zeros((self.none + 1, pixels.shape[1]), WIDE)
-        np.add.at(result, self.averages, pixels / self.values)
-        return result.T
+        """Return the averages of pixels [K, N]."""
+        return along_axes(pixels.reshape(-1, *self.size), self.matrices) / self.values
+
+    def windows(self, averages: Array) -> Array:
+        """Return a view of averages [K, *A] by regions, [K, *R, *side]."""
+        axes = tuple(range(1, averages.ndim))
+        return np.lib.stride_tricks.sliding_window_view(averages, self.side, axes, writeable=True)
+
+    def regions(self, averages: Array) -> Array:
+        """Return the centered regions [K, d, R]."""
+        regions = self.windows(averages).reshape(len(averages), -1, math.prod(self.side)).swapaxes(1, 2)
+        return regions - regions.mean(2, keepdims=True)
 
     def to_pixels(self, slopes: Array) -> Array:
-        """Return slopes by regions [K, d, N] as those by pixels."""
-        result = np.zeros((self.none + 1, len(slopes)), WIDE)
-        np.add.at(result, self.regions, np.moveaxis(slopes, 0, -1) / self.values)
-        result[self.none] = 0
-        return result[self.averages]
+        """Return slopes by regions [K, d, R] as those by pixels."""
+        averages = np.zeros((len(slopes), *map(len, self.matrices)), WIDE)
+        windows = self.windows(averages)
+        for values, place in zip(slopes.swapaxes(0, 1), np.ndindex(self.side), strict=True):
+            of_place = windows[(..., *place)]
+            of_place += values.reshape(of_place.shape)
+        return along_axes(averages / self.values, [m.T for m in self.matrices]).reshape(len(slopes), -1)
 
 
 class Regions:
-    """The region terms of the classes of an image, [K], and their slopes by q, [N, K], in the form of docs/loss.md.
+    """The region terms of classes of images, [K], and their slopes by q, [K, N], in the form of docs/loss.md.
 
     ``rounding`` and ``sizes`` are what adds up for them in sums over regions.
     """
 
     def __init__(self, places: Places, z: Array, q: Array, rng: Any = None, eps: float = 0) -> None:
         """Compute them from z and q, 0 at ignored pixels; ``rng`` rounds averages of z - q, and sums over regions."""
-        z, q, off = map(places.average, (z, q, np.abs(z - q)))
+        off, q, z = places.average(np.abs(z - q)), places.average(q), places.average(z)
         q = q if rng is None else q + off * rng.uniform(-eps, eps, q.shape)
-        zs, qs = ((a := values[:, places.regions]) - a.mean(2, keepdims=True) for values in (z, q))
+        zs, qs = places.regions(z), places.regions(q)
         zz, qq, zq = (a @ b.swapaxes(1, 2) for a, b in ((zs, zs), (qs, qs), (zs, qs)))
         identity, d = NOISE * np.eye(zz.shape[1], dtype=WIDE), zz.shape[1]
-        (_, known), (_, doubled) = inverse(zz + identity), inverse(2 * zz + identity)
+        known, doubled = np.split(inverse(np.concatenate([zz, 2 * zz]) + identity)[1], 2)
         scale = 2 * known - doubled  # H - f
         self.has_term = scale > LEAST_KNOWN
         scale, limit = np.where(self.has_term, scale, np.inf), np.where(self.has_term, np.trace(zz, 0, 1, 2), 1)
@@ -203,61 +227,74 @@ class Regions:
         noise = (NOISE * np.trace(back @ best, 0, 1, 2) / limit)[:, None, None] * qs
         is_higher = contrast > 1 + WIDE(1e-12 if rng is None else -1e-12)  # roundings decide where it is 1
         of_residual, noise = -back @ (zs - best @ qs), is_higher[:, None, None] * noise
-        slopes = of_residual + noise
         self.value = (left + known - doubled) / scale
-        summed = np.abs(zz) + np.abs(best) @ np.abs(qq) @ np.abs(best).swapaxes(1, 2)
-        self.rounding = ((np.abs(precision) * summed).sum((1, 2)) - d * np.log(NOISE)) / scale
-        sizes = np.abs(back) @ (np.abs(zs) + np.abs(best) @ np.abs(qs)) + np.abs(noise)
-        sizes = sizes + self.rounding[:, None, None] * (np.abs(of_residual) + np.abs(noise))
-        self.slopes, self.sizes = (places.to_pixels(v / scale[:, None, None]) for v in (slopes, sizes))
+        slopes = of_residual + noise
+        self.slopes = places.to_pixels(slopes / scale[:, None, None])
+        parts = zs, qs, zz, qq, best, precision, back, of_residual, noise, scale
+        zs, qs, zz, qq, best, precision, back, of_residual, noise, scale = map(rough, parts)
+        summed = zz + best @ qq @ best.swapaxes(1, 2)
+        self.rounding = ((precision * summed).sum((1, 2)) - d * float(np.log(NOISE))) / scale
+        sizes = back @ (zs + best @ qs) + noise + self.rounding[:, None, None] * (of_residual + noise)
+        self.sizes = places.to_pixels(sizes / scale[:, None, None])
 
 
-# ------------------------------------------------------------------------------------------------------------ the image
+# ----------------------------------------------------------------------------------------------------------- the images
 
 
-class Image:
-    """An image, or a class of one with labels per class: its terms, and their gradient once their factors are known.
+class Images:
+    """The images of a call, or of all their classes with labels per class: their terms and gradient.
 
-    v, vu and w are the weights of the pixels in the cross-entropy, in the edge terms, and in the first's denominator.
+    The pixels of all images are one axis [P], I times N. v, vu and w are their weights in the cross-entropy, in the
+    edge terms, and in the first's denominator.
     """
 
-    def __init__(self, x: Array, y: Array, o: dict[str, Any], dtype: Any) -> None:
-        """Compute the terms of logits [C, *S'] and labels [*S], with the weights and the distance of this image."""
-        self.o, self.kind, self.size = o, np.finfo(dtype), y.shape
-        self.classes, self.is_binary = max(2, len(x)), len(x) == 1
+    def __init__(self, x: Array, y: Array, o: dict[str, Any], dtype: Any, trials: int) -> None:
+        """Compute the terms of logits [I, C, *S'] and labels [I, *S], with class weights [I, C] and values [P]."""
+        self.o, self.kind, self.size = o, np.finfo(dtype), y.shape[1:]
+        self.classes, self.is_binary = max(2, x.shape[1]), x.shape[1] == 1
+        self.shape = len(y), math.prod(self.size)
         valid = (y != o["ignore_index"]) & (y >= 0) & (y < self.classes)
         self.valid, self.y = valid.ravel(), np.where(valid, y, 0).ravel()
         self.one_hot = np.eye(self.classes, dtype=WIDE)[self.y] * self.valid[:, None]
+        self.image = np.repeat(np.arange(len(y)), self.shape[1])
+        weight = o["weight"][self.image]
         self.v = np.where(self.valid, o["pixel_weight"], 0)
-        self.w = self.v * o["weight"][self.y]
+        self.w = self.v * o["weight"][self.image, self.y]
         self.softmax = Softmax(*self.interpolate(x, valid))
         smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
-        self.spread = smoothing / self.classes * o["weight"] * self.valid[:, None]
-        share = (1 - smoothing) * self.one_hot * o["weight"] + self.spread
+        self.spread = smoothing / self.classes * weight * self.valid[:, None]
+        share = (1 - smoothing) * self.one_hot * weight + self.spread
         self.many = max(1, self.classes / FEW)
-        unit = share * (1 + nll + self.softmax.rounding) * self.many
+        unit = rough(share) * (1 + rough(nll) + self.softmax.rounding) * self.many
         self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
         self.of_edges()
-        self.vu = self.v * o["edge_class_weight"][self.y] * self.is_edge
-        self.of_regions()
+        self.vu = self.v * o["edge_class_weight"][self.image, self.y] * self.is_edge
+        self.of_regions(trials)
 
     def interpolate(self, x: Array, valid: Array) -> tuple[Array, Array]:
-        """Return the logits of all pixels [N, C], 0 where not valid, and by how much they are rounded, [N, 1]."""
-        pairs = [*zip(x.shape[1:], self.size, strict=True)] if x.shape[1:] != self.size else []
+        """Return the logits of all pixels [P, C], 0 where not valid, and by how much they are rounded, [P, 1]."""
+        pairs = [*zip(x.shape[2:], self.size, strict=True)] if x.shape[2:] != self.size else []
         self.matrices, moved = ([interpolation(*pair)[k] for pair in pairs] for k in (0, 1))
         self.moved = [m + self.kind.eps * change for m, change in zip(self.matrices, moved, strict=True)]
         self.is_read = along_axes(valid.astype(WIDE), [(change > 0).T.astype(WIDE) for change in moved]) > 0
-        x = np.where(self.is_read, x, 0).astype(WIDE)
-        sizes, off = (along_axes(np.abs(x), matrices) for matrices in (self.matrices, self.moved))
-        rounding = (sizes + (off - sizes) / self.kind.eps).max(0).reshape(-1, 1) * bool(pairs)
+        x, rounding = np.where(self.is_read[:, None], x, 0).astype(WIDE), np.zeros((self.valid.size, 1))
+        if pairs:
+            sizes, off = (along_axes(np.abs(x), matrices) for matrices in (self.matrices, self.moved))
+            rounding[:, 0] = (sizes + (off - sizes) / self.kind.eps).max(1).ravel()
         x = along_axes(x, self.matrices)
-        x = np.concatenate([0 * x, x]) if self.is_binary else x
-        return np.where(valid, x, 0).reshape(self.classes, -1).T, rounding
+        x = np.concatenate([0 * x, x], 1) if self.is_binary else x
+        return np.moveaxis(np.where(valid[:, None], x, 0), 1, -1).reshape(-1, self.classes), rounding
+
+    def most(self, values: Array, image: Array) -> Array:
+        """Return the largest size of some values of each image, for each of its pixels."""
+        result = np.zeros(self.shape[0])
+        np.maximum.at(result, image, rough(values))
+        return result[self.image]
 
     def of_edges(self) -> None:
         """Compute the edge terms, and the shares by which their gradient arrives at the neighbors."""
-        o, q, valid, y = self.o, self.o["power"], self.valid, self.y
-        i, n = window_pairs(self.size, o["radius"])
+        o, q, valid, y, first = self.o, self.o["power"], self.valid, self.y, np.arange(self.shape[0])[:, None]
+        i, n = (np.ravel(self.shape[1] * first + pixels) for pixels in window_pairs(self.size, o["radius"]))
         i, n = (pixels[(i != n) & valid[i] & valid[n]] for pixels in (i, n))
         self.is_edge = np.zeros(len(valid), bool)
         self.is_edge[i[y[i] != y[n]]] = True
@@ -266,7 +303,8 @@ class Image:
         if o["decay"] is not None:
             distance = shown = o["distance"]
             if distance is None:
-                distance = edge_distance(y, valid, self.size, o["spacing"])
+                shape = self.shape[0], *self.size
+                distance = edge_distance(y.reshape(shape), valid.reshape(shape), o["spacing"]).ravel()
                 ends = [min(r, s - 1) * d for r, s, d in zip(o["radius"], self.size, o["spacing"], strict=True)]
                 shown = np.where(distance > 2 * math.hypot(*ends) * (1 + WIDE(1e-12)), np.inf, distance)
             log_w, self.maps["distance"] = -distance / WIDE(o["decay"]), (shown, 1 + np.abs(shown))
@@ -277,19 +315,22 @@ class Image:
         t = self.softmax.log_p[n, y[i]]
         t[is_other] = log_rest[place]
         self.sides = [self.side(i[side], n[side], t[side], log_w) for side in (~is_other, is_other)]
-        largest, rounding = np.abs(t).max(initial=0), (self.softmax.rounding[:, 0] * valid).max(initial=0)
+        largest, rounding = (
+            self.most(t, self.image[i]),
+            self.most(self.softmax.rounding[:, 0] * valid, self.image),
+        )
         reach = math.prod(min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True))
-        self.condition = 1 + abs(q) * largest + (-log_w[n]).max(initial=0) + rounding
+        self.condition = 1 + abs(q) * largest + self.most(log_w[n], self.image[n]) + rounding
         self.condition *= max(1, reach / NARROW)
-        floor = 1 + (1 / abs(q) if abs(q) * largest >= 1 else 0)  # 1 / q magnifies the rounding of a logarithm
+        floor = 1 + (abs(q) * largest >= 1) / (abs(q) or 1)  # 1 / q magnifies the rounding of a logarithm
         weights = {"same_side": (1, 0), "other_side": (0, 1), "edge": (o["same_side_weight"], o["other_side_weight"])}
         for name, (a, b) in weights.items():
             value = WIDE(a) * self.sides[0][0] + WIDE(b) * self.sides[1][0]
-            self.maps[name] = value, ((a + b) * floor + np.abs(value)) * self.condition
-        self.maps["edge_mask"] = self.is_edge, 0 * self.v
+            self.maps[name] = value, ((a + b) * floor + rough(value)) * self.condition
+        self.maps["edge_mask"] = self.is_edge.astype(WIDE), 0 * self.v
 
     def side(self, i: Array, n: Array, t: Array, log_w: Array) -> tuple[Array, ...]:
-        """Return a term [N], its pairs i, n, their shares, and which of these may be 0."""
+        """Return a term [P], its pairs i, n, their shares, and which of these may be 0."""
         centers, mean, pi = power_mean(t, log_w[n], i, self.o["power"])
         value = np.zeros(len(log_w), WIDE)
         value[centers] = mean
@@ -298,150 +339,162 @@ class Image:
         is_under = (np.minimum(t, log_w[n]) < np.log(self.least)) & (self.o["power"] == 1)
         return value, i, n, pi, (is_under & (pi < rounding)) | (pi < self.least)
 
-    def of_regions(self) -> None:
+    def of_regions(self, trials: int) -> None:
         """Compute the region terms, their slopes, and by how much these change where probabilities are rounded."""
-        self.count, self.region, self.slopes = 0, np.zeros(2, WIDE), np.zeros_like(self.softmax.p)
-        self.slope_sizes, counts = self.slopes, self.one_hot.sum(0)
-        may_have = (counts > 0) & (counts < self.valid.sum()) & ((np.arange(self.classes) == 1) | (self.classes > 2))
-        if not self.o["region_weight"] or min(self.size) <= POOL * (SIDE - 1) or not may_have.any():
+        shape = *self.shape, self.classes
+        self.slopes, self.slope_sizes = np.zeros(self.softmax.p.shape, WIDE), np.zeros(self.softmax.p.shape)
+        self.terms, self.region = np.zeros(shape[0], int), np.zeros((2, shape[0]), WIDE)
+        counts = self.one_hot.reshape(shape).sum(1)
+        may_have = (counts > 0) & (counts < counts.sum(1, keepdims=True))
+        may_have[:, 0] &= self.classes > 2
+        image, c = np.nonzero(may_have)
+        if not self.o["region_weight"] or min(self.size) <= POOL * (SIDE - 1) or not len(c):
             return
-        eps, rng, places, sees = self.kind.eps, np.random.default_rng(0), Places(self.size), self.valid[:, None]
-        right, moved, spread = Regions(places, self.one_hot, self.softmax.p * sees), 0, 0
-        for _ in range(TRIALS):
-            noise = rng.uniform(-eps, eps, self.one_hot.shape) * self.softmax.depth
-            p = Softmax(self.softmax.x + noise, 0).p * sees
-            trial = Regions(places, self.one_hot, p, rng, eps)
-            moved = np.maximum(moved, np.abs(trial.value - right.value) / eps)
-            spread = np.maximum(spread, np.abs((trial.slopes - right.slopes) * sees).max(0) / eps)
-        has_term = right.has_term & may_have
-        value, rounding, sums = right.value[has_term], right.rounding[has_term].sum(), SUMS / eps
-        self.count, self.slopes = len(value), right.slopes * has_term * sees
-        self.slope_sizes = np.abs(self.slopes) + (spread + right.sizes * sums) * has_term * sees
-        unit = self.count + np.abs(value).sum() + moved[has_term].sum() + rounding * sums
-        parts = (self.softmax.depth, self.softmax.p), (1, self.softmax.p * self.softmax.depth)
-        unit += self.sum_by_logits(np.abs(self.slopes), *parts).sum()
-        self.region = np.array([value.sum(), unit])
+        sees, eps, places = self.valid.reshape(self.shape)[image], self.kind.eps, Places(self.size)
 
-    def by_logits(self, slopes: Array) -> Array:
-        """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p."""
-        p = self.softmax.p
-        return p * (slopes * of_others(p) - of_others(p * slopes))
+        def regions(p: Array, rng: Any = None) -> Regions:
+            z, q = (values.reshape(shape)[image, :, c] * sees for values in (self.one_hot, p))
+            return Regions(places, z, q, rng, eps)
+
+        right, moved, spread, rng = regions(self.softmax.p), 0, 0, np.random.default_rng(0)
+        for _ in range(trials):
+            noise = rng.uniform(-eps, eps, self.one_hot.shape) * self.softmax.depth
+            trial = regions(Softmax(self.softmax.x + noise, 0).p, rng)
+            moved = np.maximum(moved, np.abs(trial.value - right.value) / eps)
+            spread = np.maximum(spread, np.abs((trial.slopes - right.slopes) * sees).max(1, keepdims=True) / eps)
+        sums, slopes = float(SUMS / eps), right.slopes * sees
+        self.slopes.reshape(shape)[image, :, c] = slopes
+        self.slope_sizes.reshape(shape)[image, :, c] = np.abs(slopes) + (spread + right.sizes * sums) * sees
+        np.add.at(self.terms, image, right.has_term)
+        unit = right.has_term + np.abs(right.value) + moved + right.rounding * sums
+        np.add.at(self.region, (slice(None), image), [right.value, unit])
+        self.region[1] += self.unit_of_slopes(self.slopes).sum(1).reshape(self.shape).sum(1)
 
     def sum_by_logits(self, sizes: Array, *parts: tuple[Array, Array]) -> Array:
-        """Return p_c Σ_k w_k (|s_c| + |s_k|) for sizes |s| and weights w of the classes, times a factor each."""
-        return self.softmax.p * sum(f * (sizes * of_others(w) + of_others(w * sizes)) for f, w in parts)
+        """Return p_c Σ_k w_k (|s_c| + |s_k|) for slopes s by p and weights w of the classes, times a factor each."""
+        sizes, p = rough(sizes), rough(self.softmax.p)
+        return p * sum(f * (sizes * of_others(w) + of_others(w * sizes)) for f, w in parts)
+
+    def unit_of_slopes(self, sizes: Array) -> Array:
+        """Return by how much the slopes by logits change when p is rounded, for the sizes of slopes by p."""
+        p, depth = rough(self.softmax.p), self.softmax.depth
+        return self.sum_by_logits(sizes, (depth, p), (1, p * depth))
+
+    def gradient_of_regions(self, factor: Array) -> tuple[Array, Array]:
+        """Return the gradient of the region terms [P, C], and what adds up in it, its unit, and what may be lost."""
+        p, slopes, sizes = self.softmax.p, self.slopes, np.zeros((3, *self.softmax.p.shape))
+        if self.terms.any():
+            rounded = np.abs(slopes) + self.kind.eps * self.slope_sizes
+            sizes[0] = self.sum_by_logits(rounded, (1, rough(p)))
+            sizes[1] = self.unit_of_slopes(self.slope_sizes)
+            sizes[2] = self.sum_by_logits(slopes, (1, rough(np.where(p < self.least, p, 0))))
+            slopes = p * (slopes * of_others(p) - of_others(p * slopes))  # by logits: p_c Σ_k p_k (s_c - s_k)
+        return factor * slopes, rough(factor) * sizes
 
     def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
-        """Return what arrives at each neighbor for the class of the center, and what of it may be 0.
-
-        The first is a value, what adds up in it without signs, and its unit, [3, N, C].
-        """
+        """Return what arrives at neighbors for the class of the center, and its size, its unit, and what may be 0."""
         _, i, n, pi, may_be_0 = self.sides[name == "other_side"]
+        result, place = np.zeros(self.softmax.p.shape, WIDE), n * self.classes + self.y[i]
         values = factor[i] * WIDE(self.o[f"{name}_weight"]) * pi
-        result, size = np.zeros((4, *self.softmax.p.shape), WIDE), np.abs(values)
-        np.add.at(result, (slice(None), n, self.y[i]), [values, size, size * self.condition, size * may_be_0])
-        return result[:3], result[3]
+        np.add.at(result.reshape(-1), place, values)
+        parts = np.stack([np.ones(len(i)), self.condition[i], may_be_0]) * rough(values)
+        sizes = np.array([np.bincount(place, part, result.size) for part in parts], float)
+        return result, sizes.reshape(3, *result.shape)
+
+    def passed_on(self, values: Array, shares: Array) -> Array:
+        """Return what passes from the classes behind edges to the other ones, by their shares of 1 - p, [P, C]."""
+        result, (rows, starts) = np.zeros_like(values), np.unique(self.across[0], return_index=True)
+        result[rows] = np.add.reduceat(values[self.across][:, None] * shares, starts)
+        return result
 
     def gradient(self, ce: Array, edge: Array, region: Array) -> list[Array]:
-        """Return the gradient [C, *S'], its unit, what p - 1 adds to it, what may be lost, and whether logits are read.
+        """Return the gradient [I, C, *S'], its unit, what p - 1 adds to it, what may be lost, and what is read.
 
-        ``ce`` and ``edge`` are the factors of these terms of each pixel, ``region`` that of the sum over classes.
+        The arguments are the factors of these terms of each pixel, the last that of the sum over classes.
         """
-        p, depth, size = self.softmax.p, self.softmax.depth, np.abs(region)
-        (toward, same_0), (away, other_0) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
-        toward += self.share * np.stack([ce, np.abs(ce), np.abs(ce) * self.many])[..., None]  # weights of -log p
-        away, other_0 = away * p, other_0 * p  # of -log(1 - p)
-        rest = np.zeros((4, *p.shape), WIDE)  # what passes to the other classes, by their shares of 1 - p
-        passing = np.stack([*away, away[2] * depth])[(slice(None), *self.across)]
-        rows, starts = np.unique(self.across[0], return_index=True)
-        rest[:, rows] = np.add.reduceat(passing[..., None] * self.rest, starts, 1) if len(rows) else 0
-        others = of_others(p)
-        through, kept = p * np.stack([*map(of_others, toward)]), toward * others
-        result = through[0] - kept[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
-        slopes = np.abs(self.slopes) + self.kind.eps * self.slope_sizes
-        of_p = through[1] + kept[1] + away[1] + rest[1] + size * self.sum_by_logits(slopes, (1, p))
+        p, depth = self.softmax.p, self.softmax.depth
+        of_region, region_sizes = self.gradient_of_regions(region[:, None])
+        (toward, same), (away, other) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
+        toward, away = toward + ce[:, None] * self.share, away * p  # the weights of -log p, and what -log(1 - p) gives
+        result = p * of_others(toward) - toward * of_others(p) + away - self.passed_on(away, self.rest) + of_region
+
+        ce, p, shares = rough(ce)[:, None], rough(p), rough(self.rest)
+        others, other = of_others(p), other * p
+        same[:2] += ce * rough(self.share) * np.array([1, self.many])[:, None, None]
+        size, unit = p * of_others(same[:2]) + other[:2] + [self.passed_on(part, shares) for part in other[:2]]
+        kept = same[0] * others
+        size += kept + region_sizes[0]
         # 1 - p of the label passes through a sum, a logarithm and an exponential, which are rounded too.
-        unit = 4 * toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
-        unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
-        unit += np.abs(ce)[:, None] * self.many * self.spread * (1 + depth)  # of smoothing, it is p - 1
-        lost = np.where(p < self.least, of_p, 0) + np.where(others < self.least, kept[1], 0)
-        lost += (same_0 + other_0).sum(1, keepdims=True)
-        lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))
+        unit = 4 * same[1] * of_others(p * depth) + unit * depth + self.passed_on(other[1] * depth, shares)
+        unit += region_sizes[1] + ce * self.many * rough(self.spread) * (1 + depth)  # of smoothing, it is p - 1
+        lost = np.where(self.softmax.p < self.least, size, 0) + np.where(others < self.least, kept, 0)
+        lost += (same[2] + other[2]).sum(1, keepdims=True) + region_sizes[2]
+        shape = self.shape[0], *self.size, self.classes
         result, unit, by_softmax, lost, mass = (
-            np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
-            for values in (result, unit, toward[2] * (1 + depth), lost, toward[1] + of_p)
+            np.moveaxis(np.where(self.valid[:, None], values, 0).reshape(shape), -1, 1)[:, int(self.is_binary) :]
+            for values in (result, unit, same[1] * (1 + depth), lost, same[0] + size)
         )
         back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
         result, unit, by_softmax, lost = (along_axes(values, back) for values in (result, unit, by_softmax, lost))
-        lost += along_axes(mass, moved) - along_axes(mass, back)  # what is interpolated to the next pixel
-        return [result, unit, by_softmax, lost, np.broadcast_to(self.is_read, lost.shape)]
+        lost = lost + (along_axes(mass, moved) - along_axes(mass, back))  # what is interpolated to the next pixel
+        return [result, unit, by_softmax, lost, np.broadcast_to(self.is_read[:, None], lost.shape)]
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
 
 
-def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) -> Answer:
+def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -> Answer:
     """Return what a call must return.
 
     ``o`` are all options of ``edge_aware_loss``, with arrays for tensors, and a radius and a spacing per axis;
-    ``upstream`` is the gradient that arrives at the loss, and ``dtype`` the float type that computes what is compared.
+    ``upstream`` is the gradient that arrives at the loss, in the float type that computes what is compared. Without
+    ``trials``, which are slow, units of the region term are too small where its slopes change fast or jump.
     """
-    batch = make_images(x, y, o, dtype)
-    images = [*itertools.chain(*batch)]
-    upstream = np.broadcast_to(upstream, y.shape).reshape(max(1, len(images)), -1)
-    totals = sum(i.w.sum() for i in images), sum(i.vu.sum() for i in images)
-    totals = (1, 1) if o["reduction"] == "sum" else o["normalizer"] or totals
+    i = make_images(x, y, o, upstream.dtype, trials)
+    upstream = np.broadcast_to(upstream, y.shape).ravel()
+    totals = (1, 1) if o["reduction"] == "sum" else o["normalizer"] or (i.w.sum(), i.vu.sum())
     per_w, per_e = (1 / WIDE(total) if total else WIDE(0) for total in totals)
     per = {"cross_entropy": per_w, "same_side": per_e, "other_side": per_e, "edge": per_e, "region": per_w}
-    terms, losses, gradients = {name: np.zeros(2, WIDE) for name in per}, [], []
-    factors = {"cross_entropy": WIDE(o["ce_weight"])} | {k: WIDE(o[f"{k}_weight"]) for k in ("edge", "region")}
-    factors = {name: f * (1 if o["reduction"] == "none" else per[name]) for name, f in factors.items()}
-    for row in batch:
-        count, arriving = max(1, sum(i.count for i in row)), upstream[len(losses) :][: len(row)]
-        region = sum(i.region for i in row) / count
-        of_region = factors["region"] * sum((i.w * up).sum() for i, up in zip(row, arriving, strict=True)) / count
-        for i, up in zip(row, arriving, strict=True):
-            parts = {k: np.array(i.maps[k]) * (i.v if k == "cross_entropy" else i.vu) for k in per if k in i.maps}
-            parts["region"] = np.outer(region, i.w)
-            terms = {name: total + per[name] * parts[name].sum(1) for name, total in terms.items()}
-            losses.append(sum(factor * parts[name] for name, factor in factors.items()))
-            gradients.append(i.gradient(factors["cross_entropy"] * up * i.v, factors["edge"] * up * i.vu, of_region))
-    loss, (gradient, unit, by_softmax, lost, is_read) = joined(losses, y.shape)[:2], joined(gradients, x.shape)
-    edges, valid = sum(i.is_edge.sum() for i in images), sum(i.valid.sum() for i in images)
-    terms["edge_fraction"] = np.full(2, edges / max(1, valid))
-    maps = {name: joined([i.maps[name] for i in images], y.shape) for name in (images[0].maps if images else ())}
+    factors = {"cross_entropy": o["ce_weight"], "edge": o["edge_weight"], "region": o["region_weight"]}
+    factors = {name: WIDE(f) * (1 if o["reduction"] == "none" else per[name]) for name, f in factors.items()}
+    factor_ce, factor_edge = factors["cross_entropy"] * upstream * i.v, factors["edge"] * upstream * i.vu
+    many = i.shape[0] // max(1, len(x))
+
+    def per_image(values: Array) -> Array:
+        """Return the sums of values [..., I] over the classes of an image, for each pixel."""
+        return values.reshape(*values.shape[:-1], len(x), many).sum(-1).repeat(many * i.shape[1], -1)
+
+    count = np.maximum(1, per_image(i.terms))
+    factor_region = factors["region"] * per_image((i.w * upstream).reshape(i.shape).sum(1)) / count
+    parts = {k: np.array(i.maps[k]) * (i.v if k == "cross_entropy" else i.vu) for k in per if k in i.maps}
+    parts["region"] = per_image(i.region) / count * i.w
+    loss = sum(factor * parts[name] for name, factor in factors.items())
+    terms = {name: tuple(per[name] * values.sum(1)) for name, values in parts.items()}
+    gradient, unit, *others = i.gradient(factor_ce, factor_edge, factor_region)
     return Answer(
-        loss=tuple(loss if o["reduction"] == "none" else loss.reshape(2, -1).sum(1)),
-        terms={name: tuple(value) for name, value in terms.items()},
-        maps={name: tuple(values) for name, values in maps.items()},
-        gradient=(gradient, unit),
-        by_softmax=by_softmax,
-        lost=lost,
-        is_read=is_read > 0,
-        is_rough=any(i.condition * np.finfo(dtype).eps > 1e-3 for i in images),
-        has_regions=any(i.count for i in images),
+        tuple(loss.reshape(2, *y.shape) if o["reduction"] == "none" else loss.sum(1)),
+        terms | {"edge_fraction": (i.is_edge.sum() / max(1, i.valid.sum()),) * 2},
+        {name: (value.reshape(y.shape), unit.reshape(y.shape)) for name, (value, unit) in i.maps.items()},
+        (gradient.reshape(x.shape), unit.reshape(x.shape)),
+        *(values.reshape(x.shape) for values in others),
+        is_rough=bool((i.condition * i.kind.eps > 1e-3).any()),
+        has_regions=bool(i.terms.any()),
     )
 
 
-def joined(parts: list[Any], shape: Sequence[int]) -> Array:
-    """Return several arrays of each image as those of the call; zeros without images."""
-    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((5, *shape), WIDE)
-
-
-def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any) -> list[list[Image]]:
-    """Return the images of a call, those of the classes of one image in a row; none without pixels."""
-    multilabel, classes = o["multilabel"], 2 if o["multilabel"] else max(2, x.shape[1])
-
-    def image(*place: int) -> Image:
-        parts = {}
-        for name in ("pixel_weight", "distance"):  # with multilabel, of each class or of all
-            values = np.ones(y.shape) if o[name] is None and name == "pixel_weight" else o[name]
-            if values is not None:
-                parts[name] = values[place if values.ndim == y.ndim else place[0]].ravel().astype(WIDE)
-        for name in ("weight", "edge_class_weight"):
-            values = 1 if o[name] is None else o[name][place[1]] if multilabel else o[name]
-            parts[name] = np.broadcast_to(values, classes).astype(WIDE)
-        return Image(x[place][None] if multilabel else x[place], y[place], o | parts, dtype)
-
-    batch = range(len(x) if y.size else 0)
-    return [[image(b, c) for c in range(x.shape[1])] if multilabel else [image(b)] for b in batch]
+def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any, trials: int) -> Images:
+    """Return the images of a call; with labels per class, each class is one."""
+    images = y.shape[: 1 + o["multilabel"]]
+    classes, parts = 2 if o["multilabel"] else max(2, x.shape[1]), {}
+    for name in ("weight", "edge_class_weight"):
+        values = 1 if o[name] is None else o[name]
+        values = values[:, None] if o["multilabel"] and np.ndim(values) == 1 else values  # of both labels of a class
+        parts[name] = np.broadcast_to(values, (*images, classes)).reshape(-1, classes).astype(WIDE)
+    for name in ("pixel_weight", "distance"):
+        values = np.ones(y.shape) if o[name] is None and name == "pixel_weight" else o[name]
+        if values is not None:
+            values = values if values.ndim == y.ndim else values[:, None]  # of all classes
+            parts[name] = np.broadcast_to(values, y.shape).ravel().astype(WIDE)
+    if o["multilabel"]:
+        x, y = x.reshape(math.prod(images), 1, *x.shape[2:]), y.reshape(math.prod(images), *y.shape[2:])
+    return Images(x, y, o | parts, dtype, trials)

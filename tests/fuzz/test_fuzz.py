@@ -26,7 +26,7 @@ def failures(number: int, *backends: Backend) -> list[str]:
 
 def test_calls_have_regions_and_labels_of_each_class() -> None:
     calls = [fuzz.solved(number) for number in NUMBERS]
-    found = {(case.options["multilabel"], answer.has_regions) for case, answer in calls}
+    found = {(case.options["multilabel"], answer(0).has_regions) for case, answer in calls}
     assert found == {(multilabel, regions) for multilabel in (False, True) for regions in (False, True)}
 
 

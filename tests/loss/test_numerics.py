@@ -12,7 +12,6 @@ from columns import Column, each_column
 from pairwise import pairwise
 from torch import Tensor
 
-from edgeloss import neighborhoods
 from edgeloss.functional import edge_aware_loss, loss_maps
 
 by_backend = pytest.mark.usefixtures("each_backend")
@@ -38,30 +37,18 @@ def test_zero_weights_are_a_mean_over_nothing() -> None:
 
 @each_column
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_cross_entropy_without_weight_may_be_infinite(reduction: str, column: Column) -> None:
-    y = torch.tensor([[[0, 0, 0, 0, 0, 0, 1, 1]] * 4])
-    results = []
-    for value in (-torch.inf, 0.0):  # of the class of a pixel that is no neighbor of an edge pixel
-        x = torch.randn(1, 3, 4, 8, generator=torch.Generator().manual_seed(0))
-        x[0, 0, 1, 1] = value
-        loss = column.loss(x.requires_grad_(), y, ce_weight=0.0, reduction=reduction)
-        results.append((loss, *torch.autograd.grad(loss.sum(), x)))
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-@by_backend
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("of_edges", [False, True])
-def test_the_loss_of_a_pixel_without_weight_may_be_infinite(of_edges: bool, reduction: str) -> None:
-    y, results = torch.tensor([[[0, 0, 0, 0, 0, 0, 1, 1]] * 4]), []
-    options: dict[str, Any] = {"pixel_weight": torch.ones(1, 4, 8), "reduction": reduction}
-    options["pixel_weight"][0, 1, 1] = 0
-    if of_edges:  # infinite is the same-side term of edge pixels of class 0
-        options |= {"edge_class_weight": torch.tensor([0.0, 1.0, 1.0]), "ce_weight": 0.0, "pixel_weight": None}
+@pytest.mark.parametrize("without_weight", ["cross-entropy", "pixel", "edges"])
+def test_what_has_no_weight_may_be_infinite(without_weight: str, reduction: str, column: Column) -> None:
+    y, results, place = torch.tensor([[[0, 0, 0, 0, 0, 0, 1, 1]] * 4]), [], 1  # no neighbor of an edge pixel
+    options: dict[str, Any] = {"reduction": reduction, "ce_weight": 0.0}
+    if without_weight == "pixel":
+        options |= {"pixel_weight": (torch.arange(32) != 9).float().view(1, 4, 8), "ce_weight": 1.0}
+    elif without_weight == "edges":  # infinite is the same-side term of edge pixels of class 0
+        options, place = options | {"edge_class_weight": torch.tensor([0.0, 1.0, 1.0])}, 4
     for value in (-torch.inf, 0.0):
         x = torch.randn(1, 3, 4, 8, generator=torch.Generator().manual_seed(0))
-        x[0, 0, 1, 4 if of_edges else 1] = value
-        loss = edge_aware_loss(x.requires_grad_(), y, **options)
+        x[0, 0, 1, place] = value
+        loss = column.loss(x.requires_grad_(), y, **options)
         results.append((loss, *torch.autograd.grad(loss.sum(), x)))
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
@@ -131,15 +118,6 @@ def test_confident_logits_at_every_power(power: float) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- sums
-
-
-@pytest.mark.parametrize("power", [0.0, -1.0])
-def test_maps_of_many_edge_pixels_are_formed_in_parts(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = torch.randn(2, 3, 9, 11), torch.randint(3, (2, 9, 11))
-    expected = loss_maps(x, y, power=power, decay=1.0)
-    monkeypatch.setattr(neighborhoods, "PART", 40)  # pairs at a time
-    for found, whole in zip(loss_maps(x, y, power=power, decay=1.0), expected, strict=True):
-        assert torch.equal(found, whole)
 
 
 def test_sum_over_many_pixels_is_in_float64() -> None:

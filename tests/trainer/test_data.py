@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_masks import blocks, gray, open_folder, open_volumes, pixels, save, save_volume
+from small_data import blocks, gray, open_folder, open_volumes, pixels, save, save_volume
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -21,6 +21,16 @@ from segkit.data import MEAN, STD, Augment, denormalize
 SHAPES = Path(__file__).resolve().parents[2] / "data" / "shapes"
 STILL = {"flip": 0.0, "scale": (1.0, 1.0), "color": 0.0}
 OPEN = {"images": open_folder, "volumes": open_volumes}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of three pairs, 60 × 80, and of three volumes, 5 × 8 × 6, each with the same content."""
+    for name in ("a", "b", "c"):
+        save(tmp_path, name, blocks())
+    for name in ("v0", "v1", "v2"):
+        save_volume(tmp_path, name, np.random.default_rng(0).integers(0, 3, (5, 8, 6)))
+    return tmp_path
 
 
 def test_a_sample_of_an_image() -> None:

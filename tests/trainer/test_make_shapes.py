@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_masks import pixels
+from small_data import pixels
 
 import make_shapes
 from edgeloss.io import read_classes

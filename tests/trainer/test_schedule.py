@@ -20,9 +20,8 @@ def test_example() -> None:
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0.07, 0.5, 1.0])  # 0.07 · 100 is 7.000000000000001
 def test_rises_to_the_weight_and_stays(kind: Any, warmup: float) -> None:
-    total = 100
-    weights = [edge_weight(step, total, weight=2.0, kind=kind, warmup=warmup) for step in range(total + 2)]
-    over = round(warmup * total)
+    weights = [edge_weight(step, 100, weight=2.0, kind=kind, warmup=warmup) for step in range(102)]
+    over = round(warmup * 100)
     assert weights[0] == 0
     assert all(before < after for before, after in pairwise(weights[: over + 1]))
     assert set(weights[over:]) == {2.0}

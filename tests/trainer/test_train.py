@@ -15,10 +15,11 @@ import pytest
 import torch
 from packages import require
 from page_data import parts_of
-from small_run import CLASSES, VOID, metrics_of, run_in, state_of, write_config
+from small_data import CLASSES, VOID, metrics_of, run_in, state_of, write_config
 
 require("lightning")
 
+import edgeloss  # noqa: E402
 from edgeloss.metrics import boundary_f1  # noqa: E402
 from segkit import layouts  # noqa: E402
 from segkit.checkpoint import open_network  # noqa: E402
@@ -76,6 +77,7 @@ def test_figures_are_those_of_the_network(trained: Path) -> None:
     network, about = open_network(trained / "best.ckpt")
     assert about["classes"] == CLASSES
     assert about["ignore_index"] == VOID
+    assert about["edgeloss"] == edgeloss.__version__
     assert isinstance(network, UNet)
 
 

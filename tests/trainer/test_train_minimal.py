@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_run import write_config
+from small_data import write_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "train_minimal.py"

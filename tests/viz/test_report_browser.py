@@ -188,13 +188,16 @@ def test_no_tile_is_alone_and_no_class_is_cut(opened: Opened, sized: Sized) -> N
         return findAll("#legend li").map((one) => one.getBoundingClientRect())
           .filter((one) => one.top < bottom - 1 && one.bottom > bottom + 1).length;
     """
+    counts = """
+        const tops = findAll(".tiles > div").map((one) => one.offsetTop);
+        return [...new Set(tops)].sort((a, b) => a - b).map((top) => tops.filter((one) => one === top).length);
+    """
     for width, rows in {1280: [10], 1100: [5, 5], 390: [2] * 5}.items():
         sized(width, 844, False)
         page.wait_for("return innerWidth", width)
-        tops = page.run("return findAll('.tiles > div').map((one) => one.offsetTop)")
-        assert [tops.count(top) for top in sorted(set(tops))] == rows
-        assert page.run("return new Set(findAll('.tiles dt').map((one) => one.clientHeight)).size") == 1  # none wraps
-        assert page.run(script) == 0
+        page.wait_for(counts, rows)  # the page lays itself out again after the window has
+        page.wait_for("return new Set(findAll('.tiles dt').map((one) => one.clientHeight)).size", 1)  # none wraps
+        page.wait_for(script, 0)
 
 
 def test_no_chart_is_alone(browse: Callable[[Path], Any], sized: Sized, tmp_path: Path) -> None:

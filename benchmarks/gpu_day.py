@@ -3,12 +3,11 @@
 
 The steps, in this order. Results are added to a table as they come, and what has succeeded there is not repeated:
 
-  build      the first call of each form of tools/check_gpu.py, which compiles its kernels
-  agreement  cases of the tests, compared with plain PyTorch in float64 on the CPU
-  checks     GradScaler, torch.compile, backward twice, and the same bits twice; tests/kernels/test_cuda.py has others
+  checks     the forms of tools/check_gpu.py: the same finite bits in another call and in a second backward pass, and of
+             some GradScaler and torch.compile; tests/kernels/test_cuda.py has others
+  agreement  random calls of the tests, compared with plain PyTorch in float64 on the CPU
   speed      the cases of benchmarks/speed.py, compared with cross-entropy, the time to enqueue a step, and its memory
-  bandwidth  the calls of tools/gpu_model.py and the time of their kernels, compared with the bytes they have to move
-             and with a copy
+  bandwidth  a copy, and the calls of tools/gpu_model.py with the time of their kernels, next to the aim of each
 
 Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed.
 `--device cpu` runs the same code on small tensors in Triton's interpreter; its times mean nothing.
@@ -20,7 +19,6 @@ import argparse
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/fuzz"))
 
 from calls import ON_GPU, random_case  # noqa: E402
-from roundings import with_unread  # noqa: E402
+from roundings import Case, with_unread  # noqa: E402
 
 import gpu_model  # noqa: E402
 from check_gpu import FORMS  # noqa: E402
@@ -60,11 +58,10 @@ Tasks = Iterator[tuple[str, Callable[[], Row]]]  # a name, and what returns figu
 
 
 class Place(NamedTuple):
-    """The device, the monotonic time when to stop, and the number of processes."""
+    """Where the steps run."""
 
     device: str
-    end: float
-    workers: int
+    workers: int  # processes
 
     @property
     def is_dry(self) -> bool:
@@ -75,38 +72,32 @@ class Place(NamedTuple):
         """Return one of many things where the interpreter runs."""
         return things[-1:] if self.is_dry else things
 
-    def fitted(self, shape: Sequence[int], size: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return shapes of logits [B, C, *S'] and of labels [*S], small ones where the interpreter runs."""
-        if not self.is_dry:
-            return tuple(shape), tuple(size)
-        low = 8 if tuple(shape[2:]) == tuple(size) else 2
-        return (1, min(4, shape[1]), *(low for _ in size)), tuple(8 for _ in size)
-
     def microseconds(self, run: Callable[[], object], *, on_host: bool = False) -> float:
         """Return the median time of a run, or that to enqueue it, while the device may still run those before."""
-        return round(
-            1e6 * median_seconds({"": run}, 1 if self.is_dry else 20, "cpu" if on_host else self.device)[""], 2
-        )
+        seconds = median_seconds({"": run}, 1 if self.is_dry else 20, "cpu" if on_host else self.device)
+        return round(1e6 * seconds[""], 2)
 
-    def kernels(self, run: Callable[[], object]) -> Row:
-        """Return the microseconds of each kernel of ours in a run."""
-        if self.is_dry:
-            return {}
-        with torch.profiler.profile() as profile:
-            for _ in range(REPEATS):
-                run()
-            torch.cuda.synchronize()
-        times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
-        return {name: round(time, 2) for name, time in times.items() if name.endswith("_kernel") and time}
+    def figures(self, run: Callable[[], object]) -> Row:
+        """Return the median microseconds of a run, and those of each kernel of ours in it."""
+        run()  # a first call compiles
+        figures: Row = {"microseconds": self.microseconds(run), "kernels": {}}
+        if not self.is_dry:
+            with torch.profiler.profile() as profile:
+                for _ in range(REPEATS):
+                    run()
+                torch.cuda.synchronize()
+            times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
+            figures["kernels"] = {name: round(t, 2) for name, t in times.items() if name.endswith("_kernel") and t}
+        return figures
 
-    def step(self, form: Any, dtype: str | None = None, labels: Any = None) -> tuple[Step, Tensor]:  # noqa: ANN401
+    def step(self, form: Any, labels: Any = None) -> tuple[Step, Tensor]:  # noqa: ANN401
         """Return what calls the loss as a form of tools/check_gpu.py says, and the logits; labels: random, or made."""
         torch.manual_seed(0)
-        (shape, size), options = self.fitted(form[0], form[1]), {"region_weight": 3.0, **form[3]}
-        multilabel = options.get("multilabel", False)
+        shape, size, dtype, options = form
+        options, multilabel = {"region_weight": 3.0, **options}, options.get("multilabel", False)
         y = torch.randint(2 if multilabel else shape[1], (*shape[: 1 + multilabel], *size))
         y = (y if labels is None else torch.from_numpy(labels(shape[0], size, shape[1], 1)).long()).to(self.device)
-        x = torch.randn(shape, device=self.device).to(getattr(torch, dtype or form[2])).requires_grad_()
+        x = torch.randn(shape, device=self.device).to(getattr(torch, dtype)).requires_grad_()
 
         def step(scale: float | Tensor = 1.0, times: int = 1) -> tuple[Tensor, Tensor]:
             """Return the loss, and the gradient of its multiple of the last of some backward passes."""
@@ -117,86 +108,57 @@ class Place(NamedTuple):
         return step, x
 
 
-def expect(holds: bool, what: str) -> None:
-    """Raise an error if something does not hold."""
-    if not holds:
-        raise ArithmeticError(f"expected {what}")
+def error_of(found: Tensor, exact: Tensor, bound: float, least: float = 0.0) -> float:
+    """Return how far results are off, in proportion to the largest; raise an error if that is more than a bound."""
+    error = float((found - exact).abs().max()) / max(float(exact.abs().max()), least)
+    if not error <= bound:  # also nan
+        raise ArithmeticError(f"expected results off by {bound:.1e} at most, but got {error:.1e}")
+    return error
 
 
-def build(place: Place) -> Tasks:
-    """Yield a first call of each form."""
+def checks(place: Place) -> Tasks:
+    """Yield the checks of the forms."""
 
-    def run(form: Any) -> Row:  # noqa: ANN401
-        (step, _), start = place.step(form), time.monotonic()
-        loss, gradient = step()
-        expect(bool(loss.isfinite() & gradient.isfinite().all()), "finite values")
-        return {"loss": loss.item(), "seconds_of_first_call": round(time.monotonic() - start, 2)}
+    def same_bits(step: Step, _: Tensor) -> Row:
+        return {"error": max(error_of(*both, 0.0) for both in zip(step(times=2), step(), strict=True))}
 
-    yield from ((name, partial(run, FORMS[name])) for name in place.few(list(FORMS)))
+    def scaler(step: Step, x: Tensor) -> Row:
+        scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
+        x.data = x.data.half()
+        gradient = step(scale)[1].float() / SCALE
+        x.data = x.data.float()
+        return {"error": error_of(gradient, step()[1], 2 * torch.finfo(torch.float16).eps)}
+
+    def compiled(step: Step, _: Tensor) -> Row:
+        return {"error": max(error_of(*both, 1e-6) for both in zip(torch.compile(step)(), step(), strict=True))}
+
+    kinds: list[tuple[Callable[[Step, Tensor], Row], list[str]]] = [(same_bits, [*FORMS]), (scaler, CHECKED)]
+    for check, names in kinds if place.is_dry else [*kinds, (compiled, CHECKED)]:
+        for name in place.few(names):
+            yield f"{check.__name__}, {name}", partial(lambda check, name: check(*place.step(FORMS[name])), check, name)
 
 
 def agreement(place: Place) -> Tasks:
     """Yield a comparison for each of the cases."""
 
-    def results(x: Tensor, target: Tensor, options: Row, device: str, backend: Any) -> list[Tensor]:  # noqa: ANN401
+    def results(x: Tensor, case: Case, device: str, backend: Any) -> list[Tensor]:  # noqa: ANN401
         x = x.detach().to(device).requires_grad_()
-        options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
-        loss = edge_aware_loss(x, target.to(device), backend=backend, **options)
+        options = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in case.options.items()}
+        loss = edge_aware_loss(x, case.y.to(device), backend=backend, **options)
         return [values.detach().cpu().double() for values in (loss, *torch.autograd.grad(loss, x))]
 
     def run(number: int) -> Row:
         case = random_case(number, **ON_GPU, **CHOICES)
-        exact, (dtype, target) = with_unread(case, case.answer().is_read).double(), (case.x.dtype, case.y)
-        value, gradient = results(case.x, target, case.options, place.device, "fused")
-        true_value, true_gradient = results(exact, target, case.options, "cpu", "reference")
-        bound = 1e-10 if dtype == torch.float64 else 2e-5
+        value, gradient = results(case.x, case, place.device, "fused")
+        exact = with_unread(case, case.answer().is_read).double()
+        true_value, true_gradient = results(exact, case, "cpu", "reference")
+        bound = 1e-10 if case.x.dtype == torch.float64 else 2e-5
         bound *= 1 + float(exact.abs().max()) * case.options["upsample"]  # interpolation rounds in proportion
-        unit = max(float(true_gradient.abs().max()), 1 / target.numel())
-        error = float((value - true_value).abs() / true_value.abs().clamp(min=1))
-        of_gradient = float((gradient - true_gradient).abs().max()) / unit
-        expect(error <= bound, f"a value off by {bound:.1e} at most, but got {error:.1e} for call {number}")
-        bound += torch.finfo(dtype).eps
-        expect(
-            of_gradient <= bound, f"a gradient off by {bound:.1e} at most, but got {of_gradient:.1e} for call {number}"
-        )
+        error, rounding = error_of(value, true_value, bound, 1.0), torch.finfo(case.x.dtype).eps
+        of_gradient = error_of(gradient, true_gradient, bound + rounding, 1 / case.y.numel())
         return {"case": str(case), "error_of_value": error, "error_of_gradient": of_gradient}
 
     yield from ((f"case {i}", partial(run, i)) for i in place.few([*range(CALLS)]))
-
-
-def checks(place: Place) -> Tasks:
-    """Yield the checks of some forms."""
-
-    def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> Row:
-        expect(all(map(torch.equal, found, expected)), "the same bits")
-        return {}
-
-    def scaler(step: Step, x: Tensor) -> Row:
-        scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
-        gradient = step(scale)[1].float() / SCALE
-        x.data = x.data.float()
-        expected = step()[1]
-        error = float((gradient - expected).abs().max() / expected.abs().max())
-        expect(error <= 2 * torch.finfo(torch.float16).eps, f"an error of at most 2 eps, but got {error:.1e}")
-        return {"error": error}
-
-    def compiled(step: Step, _: Tensor) -> Row:
-        (value, gradient), (true_value, true_gradient) = torch.compile(step)(), step()
-        error = float((gradient - true_gradient).abs().max() / true_gradient.abs().max())
-        expect(error + abs(float(value / true_value) - 1) <= 1e-6, f"the same gradient, but it is off by {error:.1e}")
-        return {"error": error}
-
-    kinds = {"scaler": scaler, **({} if place.is_dry else {"compiled": compiled})}
-    kinds |= {"the same bits": lambda step, _: same(step(), step())}
-    kinds |= {"backward twice": lambda step, _: same(step(times=2), step())}
-
-    def run(kind: str, form: Any) -> Row:  # noqa: ANN401
-        step, x = place.step(form, "float16" if kind == "scaler" else None)
-        step()  # a first call compiles
-        return kinds[kind](step, x)
-
-    for kind in kinds:
-        yield from ((f"{kind}, {name}", partial(run, kind, FORMS[name])) for name in place.few(CHECKED))
 
 
 def speed(place: Place) -> Tasks:
@@ -213,17 +175,15 @@ def speed(place: Place) -> Tasks:
                 loss(x, y).backward()
                 x.grad = None
 
-            step()  # a first call compiles
-            time_of_step = place.microseconds(step)
-            ratio = time_of_step / result.get(names[0], {}).get("microseconds", time_of_step)
-            figures = {"microseconds": time_of_step, "ratio": round(ratio, 3)}
-            figures |= {"host_microseconds": place.microseconds(step, on_host=True)}
-            result[name] = {**figures, "added_bytes": added_memory(step, place.device), "kernels": place.kernels(step)}
+            figures = place.figures(step)
+            ratio = figures["microseconds"] / result.get(names[0], figures)["microseconds"]
+            figures |= {"ratio": round(ratio, 3), "host_microseconds": place.microseconds(step, on_host=True)}
+            result[name] = {**figures, "added_bytes": added_memory(step, place.device)}
         return result
 
-    for case in place.few([case for case in losses.CASES["table"] if not {"power", "reduction"} & case.options.keys()]):
-        size = [n * (4 if "upsample" in case.options else 1) for n in case.shape[2:]]
-        yield case.name, partial(run, replace(case, shape=place.fitted(case.shape, size)[0]))
+    cases = [case for case in losses.CASES["table"] if not {"power", "reduction"} & case.options.keys()]
+    for case in [replace(cases[0], shape=(1, 4, 8, 8))] if place.is_dry else cases:
+        yield case.name, partial(run, case)
 
 
 def bandwidth(place: Place) -> Tasks:
@@ -239,19 +199,15 @@ def bandwidth(place: Place) -> Tasks:
         shape = (case.batch, case.classes, *(case.low or case.size))
         options = {"region_weight": 3.0 * case.regions, "upsample": case.low is not None, "ignore_index": VOID}
         step, _ = place.step((shape, case.size, case.dtype, options), labels=regions)
-        step()  # a first call compiles
-        time_of_step = place.microseconds(step)
-        moved = round(case.floor * gpu_model.BANDWIDTH)
-        figures = {"microseconds": time_of_step, "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
-        figures["kernels"] = place.kernels(step)
-        return {**figures, "bytes_to_move": moved, "gigabytes_per_second": round(1e-3 * moved / time_of_step, 1)}
+        return {**place.figures(step), "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
 
     yield "copy", copy
-    yield from ((case.name, partial(run, case)) for case in place.few(gpu_model.CASES))
+    small = gpu_model.CASES[-1]._replace(batch=1, classes=4, size=(8, 8), low=(2, 2))
+    yield from ((case.name, partial(run, case)) for case in ([small] if place.is_dry else gpu_model.CASES))
 
 
-UNTIMED = ("build", "agreement", "checks")
-STEPS = {step.__name__: step for step in (build, agreement, checks, speed, bandwidth)}
+UNTIMED = ("checks", "agreement")
+STEPS = {step.__name__: step for step in (checks, agreement, speed, bandwidth)}
 
 
 def key_of(row: Row) -> str:
@@ -260,15 +216,18 @@ def key_of(row: Row) -> str:
 
 
 def run_step(name: str, place: Place, output: Path) -> int:
-    """Run what a step has not done yet, and return how much of it failed."""
-    tasks = [task for task, _ in STEPS[name](place)]
-    run = partial(run_task, name, place)
-    if place.workers > 1:
+    """Run what a step has not done yet, and return how much of it failed.
+
+    Each step has processes of its own: an error may leave the device unusable for one.
+    """
+    tasks, run, is_timed = [task for task, _ in STEPS[name](place)], partial(run_task, name, place), name not in UNTIMED
+    if place.is_dry:
+        return sum(map(partial(run, output), tasks))
+    if is_timed and place.workers > 1:  # what compiles first, at once
         with processes(place.workers) as pool:
-            failed = sum(pool.map(partial(run, output if name in UNTIMED else None), tasks))
-        if name in UNTIMED:
-            return failed
-    return sum(map(partial(run, output), tasks))
+            list(pool.map(partial(run, None), tasks))
+    with processes(1 if is_timed else place.workers) as pool:
+        return sum(pool.map(partial(run, output), tasks))
 
 
 def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
@@ -281,9 +240,6 @@ def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
     machine = {"gpu": gpu, "torch": torch.__version__, "triton": triton}
     row, start = {"step": name, "name": task, **machine}, time.monotonic()
     if output and key_of(row) in {key_of(row) for row in read_rows(output) if row["status"] == "ok"}:
-        return False
-    if start > place.end:
-        print(f"the time is up before {name}, {task}; the same command goes on", flush=True)
         return False
     try:
         row |= {"status": "ok", **dict(STEPS[name](place))[task]()}
@@ -301,19 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
-    add("--minutes", type=float, default=15.0, help="begin nothing after so long (default: %(default)s)")
     add("--only", nargs="+", choices=list(STEPS), metavar="STEP", default=list(STEPS), help="some of the steps")
     add("--output", type=Path, default=ROOT / "runs/gpu_day.jsonl", metavar="FILE", help="default: %(default)s")
     add("--workers", type=int, default=1, help="processes for what is not timed (default: %(default)s)")
     given = parser.parse_args(arguments)
-    place = Place(given.device, time.monotonic() + 60 * given.minutes, given.workers)
-    if len(given.only) > 1 and not place.is_dry:  # an error may leave the device unusable for a process
-        words, codes = [f"--output={given.output}", f"--workers={given.workers}"], []
-        for step in (step for step in STEPS if step in given.only):
-            minutes = f"--minutes={(place.end - time.monotonic()) / 60}"
-            command = [sys.executable, __file__, "--only", step, *words, minutes]
-            codes.append(subprocess.run(command).returncode)
-        return max(codes)
+    place = Place(given.device, given.workers)
     if place.is_dry:
         os.environ["TRITON_INTERPRET"] = "1"  # as Triton reads it when it is imported
         import interpreted  # noqa: F401

@@ -202,7 +202,7 @@ def row_parts(case: Case) -> int:
 def trips(case: Case, kernel: str, loop: Node, *, again: bool = False) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
-    known = {"weigh_pixels": 3, "products": rows + 2, "solve": 6, "slopes": rows + 4, "read_labels": IN_TILE}
+    known = {"weigh_pixels": 3, "products": rows + 2, "solve": 9, "slopes": rows + 4, "read_labels": IN_TILE}
     known["collect"] = math.ceil(case.pixels / 64 / 4096)  # of sums of programs, 4096 at once
     if kernel in known:
         return known[kernel]
@@ -245,7 +245,7 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
         "collect": (8 * (8 + case.batch), pixels * (24 / 64 + 40 / 512)),
         "weigh": (1, 0.0),
         "products": (of_rows, averages * 5),
-        "solve": (maps * 2, 0.0),
+        "solve": (maps * 4, 0.0),
         "slopes": (of_rows, averages * 9),
         "backward": (
             pixels / block,

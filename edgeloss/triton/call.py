@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from edgeloss.neighborhoods import clipped
 from edgeloss.region import POOL
 from edgeloss.triton import labels, loss, operators, step, upsampled
 from edgeloss.triton.loss import Logits
-from edgeloss.triton.operators import Maps, State
+from edgeloss.triton.operators import Maps
 from edgeloss.triton.region import region_terms
 from edgeloss.triton.tiles import INTERPRETED, Grid, Size, cdiv, constant, constants, launch, power_of_2, tile_of
 
@@ -34,7 +33,7 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(operators.averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
-    constants = map(constant, (classes, real, numbers.decay, numbers.label_smoothing))
+    constants = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
     return Grid(size, *sizes, *counts, None, None, *constants)
 
 
@@ -45,7 +44,6 @@ class Call:
         """Read the sizes."""
         logits, self.shape, self.numbers = given.logits, given.target.shape, Numbers.of(given.integers, given.reals)
         self.given, self.logits, self.batch = given, logits, self.shape[0]
-        self.saved, self.others = operators.map_names(given, self.numbers)
         self.classes, self.dtype = max(2, logits.shape[1]), result_dtype(logits)
         self.is_upsampled, self.low = logits.shape[2:] != self.shape[1:], Size.of(logits.shape[2:])
         grid = _grid(self.shape, self.numbers, self.classes, self.dtype)
@@ -54,14 +52,6 @@ class Call:
         self.columns = min(pixels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
         self.rows = pixels // self.columns  # of a program that reads labels
         self.parts = self.batch * cdiv(grid.size.depth * grid.size.height, self.rows)
-
-    def maps(self, state: State, others: Mapping[str, Tensor]) -> Maps:
-        """Return the maps of a state, and others."""
-        saved = operators.maps_in(self.saved, state.short_maps, state.real_maps)
-        found = {**saved, **others}
-        if state.slopes.numel():
-            found |= {name: getattr(state, name) for name in ("slopes", "map_class", "class_map")}
-        return Maps(state.label, **(found if self.given.distance is None else {**found, "field": self.given.distance}))
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
@@ -93,35 +83,27 @@ class Call:
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return what ``edgeloss.fused.Outputs`` has of a call, then the state that backward reads."""
     call = Call(EdgeLossInputs(*args))
-    *outputs, maps = operators.new_outputs(call.given, call.numbers)
-    state = operators.new_state(call.given, call.numbers, call.saved)
+    sums, counts, region, weight, no_maps = outputs = operators.new_outputs(call.given, call.numbers)
+    maps = operators.new_maps(call.given, call.numbers)
+    state = operators.state_of(maps, call.given, call.numbers)
     if call.shape.numel() == 0:
-        return *(values.zero_() for values in outputs), maps, *state
+        return *(values.zero_() for values in outputs), *state
     with torch.cuda.device_of(call.logits):
-        return *_forward(call, state, *outputs), maps, *state
-
-
-def _forward(
-    call: Call, state: State, sums: Tensor, counts: Tensor, region: Tensor, weight: Tensor
-) -> tuple[Tensor, ...]:
-    """Fill the state, and return the sums, the counts and the regions."""
-    present = None
-    if operators.has_regions(call.shape, call.numbers):
-        present = call.logits.new_zeros(call.batch, call.classes, dtype=torch.int8)
-    maps = call.maps(state, operators.maps_in(call.others, *operators.new_maps(call.given, call.others)))
-    of_labels = _weigh(call, maps, present, counts.zero_() if counts.numel() else None)
-    of_terms = _terms(call, maps)
-    if present is not None and maps.slopes is None:
-        sizes = operators.count_maps(call.given), call.classes
-        map_class, class_map = (call.empty(call.batch, size, dtype=torch.int16) for size in sizes)
-        maps = maps._replace(map_class=map_class, class_map=class_map)
-    wrong = library.recorded_wrong(sums.device) if call.numbers.validate == VALIDATE["async"] else None
-    of_images = weight if weight.numel() else None, wrong, present, maps.map_class, maps.class_map
-    step.collect(of_terms, of_labels, call.batch, call.numbers.tables, sums, *of_images)
-    if present is None:
-        return sums, counts, region.zero_(), weight
-    z, r = _averages(call, maps)
-    return sums, counts, region_terms(z, r, maps.map_class, region.numel(), maps.slopes), weight
+        present = None
+        if maps.map_class is not None:
+            present = call.logits.new_zeros(call.batch, call.classes, dtype=torch.int8)
+        of_labels = _weigh(call, maps, present, counts.zero_() if counts.numel() else None)
+        of_terms = _terms(call, maps)
+        wrong = library.recorded_wrong(sums.device) if call.numbers.validate == VALIDATE["async"] else None
+        programs = of_terms, len(of_terms), of_labels, len(of_labels), len(of_labels) // call.batch
+        given = *programs, sums, weight if weight.numel() else None, wrong, present, maps, call.grid
+        rows, at_once, classes = len(sums) + call.batch, step.AT_ONCE, constant(power_of_2(call.classes))
+        launch(step.collect_kernel, rows, at_once, at_once, *given, classes, warps=8, fuses=False)
+        if present is None:
+            region.zero_()
+        else:
+            region = region_terms(*_averages(call, maps), maps.map_class, region.numel(), maps.slopes)
+    return sums, counts, region, weight, no_maps, *state
 
 
 def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
@@ -170,13 +152,14 @@ def backward(
     edge_class_weight: Tensor | None, distance: Tensor | None, *others: Any,  # noqa: ANN401
 ) -> Tensor:  # fmt: skip
     """Return the gradient of the logits; the arguments are those of the operator."""
-    *saved, integers, reals = others
-    state, gradient = State(*saved), operators.new_gradient(logits)
-    if state.label.numel() == 0:
+    *state, integers, reals = others
+    label, gradient = state[0], operators.new_gradient(logits)
+    if label.numel() == 0:
         return gradient.zero_()
-    call = Call(EdgeLossInputs(logits, state.label, weight, pixel_weight, edge_class_weight, distance, integers, reals))
+    call = Call(EdgeLossInputs(logits, label, weight, pixel_weight, edge_class_weight, distance, integers, reals))
     of_all = None if weight is None else weight.view(call.numbers.tables, -1).sum(1)
-    given = call.maps(state, {}), of_all, of_terms, of_region if state.slopes.numel() else None
+    maps = operators.maps_of(state, distance)
+    given = maps, of_all, of_terms, None if maps.slopes is None else of_region
     pixels, channels, block = call.grid.pixels, gradient.shape[1], call.block(call.grid.pixels)
     with torch.cuda.device_of(call.logits):
         if not call.is_upsampled:

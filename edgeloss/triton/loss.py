@@ -106,6 +106,16 @@ def read_pixel(x, maps, image, p, inside, grid):
     return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, y * 0)
 
 
+@triton.jit
+def seen_pixel(x, maps, image, p, inside, grid):
+    """Return pixels of an image that have seen all logits; where they do not count, shares are 0."""
+    to = image * grid.pixels + p
+    y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
+    m, r = tl.load(maps.m + to, mask=y >= 0, other=FAR), tl.load(maps.r + to, mask=y >= 0, other=0.0)
+    top = tl.load(maps.top + to, mask=y >= 0, other=0).to(tl.int32)
+    return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, top)
+
+
 # ----------------------------------------------------------------------------------------------------------- softmax
 
 
@@ -222,22 +232,14 @@ def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
 
 
 @triton.jit
-def cell_pixel(x, maps, image, z, row, column, exists, start, n, grid, STEPS: tl.constexpr):
-    """Return pixel n of cells of 3 pixels per axis, STEPS in all, whose first pixels and their logits are given."""
-    row, column, step = row + n // 3 % 3, column + n % 3, n // 3 % 3 * grid.size.width + n % 3
+def cell_pixel(x, maps, image, z, row, column, exists, n, grid, STEPS: tl.constexpr):
+    """Return pixel n of cells of 3 pixels per axis, STEPS in all, whose first pixels are given."""
+    row, column = row + n // 3 % 3, column + n % 3
     inside = exists & (row >= 0) & (row < grid.size.height) & (column >= 0) & (column < grid.size.width)
     if STEPS == 27:
-        z, step = z + n // 9, step + n // 9 * (grid.size.height * grid.size.width)
+        z += n // 9
         inside = inside & (z >= 0) & (z < grid.size.depth)
-    to = image * grid.pixels + ((z * grid.size.height + row) * grid.size.width + column)
-    y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
-    m = tl.load(maps.m + to, mask=y >= 0, other=FAR)  # where no pixel counts, and shares are 0
-    r = tl.load(maps.r + to, mask=y >= 0, other=0.0)
-    if x.axes == 0:  # a step from the first one, the same for all cells
-        at = (start + tl.cast(step, tl.int64) * x.pixel,)
-    else:
-        at = places(x, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid.size)
-    return Pixel(at, to, y >= 0, y, m, r, y)
+    return seen_pixel(x, maps, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid)
 
 
 @triton.jit
@@ -254,23 +256,21 @@ def add_cells(z, r, pixels, values, c):
 def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
     """Write the sums of z and r under averages, of as many pixels of cells at a time as ``numbers``.
 
-    Averages are [B, M, *A], with M = 1 of two classes, the second, else C, for the classes of ``map_class``: z of the
+    Averages are [B, M, *A], with M = ``grid.maps``, for the classes of ``map_class``: z of the
     labels' indicators, int8, and r of what the shares leave of them.
     """
     image, t, exists = tile(count, TILE)
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
     area = grid.averages
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
     to, has = average_at(cell_z, cell_y, cell_x, exists, area)
     z, row, column = cell_z * (STEPS // 9), cell_y * 3 - 1, cell_x * 3 - 1
     if STEPS == 27:
         z = z - 1
-    start = image * x.image + ((z * grid.size.height + row) * grid.size.width + column).to(tl.int64) * x.pixel
     of_maps = area.depth * area.height * area.width
     for group in range(STEPS // len(numbers)):
         n = group * len(numbers)
-        pixels = [cell_pixel(x, maps, image, z, row, column, exists, start, n + i, grid, STEPS) for i in numbers]
-        of_map, last = image * MAPS, image * MAPS + MAPS
+        pixels = [cell_pixel(x, maps, image, z, row, column, exists, n + i, grid, STEPS) for i in numbers]
+        of_map, last = image * grid.maps, (image + 1) * grid.maps
         c = tl.load(maps.map_class + of_map).to(tl.int32)
         values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for pixel in pixels]
         while c >= 0:
@@ -296,11 +296,10 @@ def load_slopes(maps, grid, of_map, a):
 
 
 @triton.jit
-def of_class_map(maps, image, c, mask, x):
+def of_class_map(maps, image, c, mask, grid):
     """Return the number of the map of averages of classes c of an image, -1 where there is none."""
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
-    place = tl.load(maps.class_map + image * x.classes + c, mask=mask, other=IGNORED).to(tl.int32)
-    return tl.where(place >= 0, image.to(tl.int32) * MAPS + place, IGNORED)
+    place = tl.load(maps.class_map + image * grid.classes + c, mask=mask, other=IGNORED).to(tl.int32)
+    return tl.where(place >= 0, image.to(tl.int32) * grid.maps + place, IGNORED)
 
 
 @triton.jit
@@ -335,8 +334,7 @@ def of_maps(x, maps, grid, pixel, of_map, last, average, numbers):
 @triton.jit
 def mean_slope(x, maps, grid, pixel, image, average):
     """Return Σ e^(x_c - m) g_c of pixels, without the likeliest class; g is 0 of classes without a map."""
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
-    mean, of_map, last = tl.zeros(average.shape, x.real), image * MAPS, image * MAPS + MAPS
+    mean, of_map, last = tl.zeros(average.shape, x.real), image * grid.maps, (image + 1) * grid.maps
     numbers = (0,) if x.classes == 2 else (0, 1, 2, 3)
     while of_map < last:
         classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
@@ -352,11 +350,8 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
-    pixel = read_pixel(x, maps, image, p, inside, grid)
+    pixel = seen_pixel(x, maps, image, p, inside, grid)
     at, y, ok = pixel.at, pixel.y, pixel.ok
-    m = tl.load(maps.m + start + p, mask=ok, other=0.0)
-    r = tl.load(maps.r + start + p, mask=ok, other=0.0)
-    pixel = Pixel(at, p, ok, y, m, r, tl.load(maps.top + start + p, mask=ok, other=0).to(tl.int32))
     rest = tl.zeros(p.shape, x.real)
     spread = tl.load(factors).to(x.real) * of_pixel(image, p, ok, grid)
     own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
@@ -386,7 +381,7 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
         # Less the slope of the likeliest class nothing cancels where it is nearly sure: Σ_c e^(x_c - m) (g_c - base),
         # where the other classes add up to r.
-        base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, x), average)
+        base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, grid), average)
         mean = mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r
         rest -= to_region * mean / (1 + pixel.r)
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
@@ -442,21 +437,20 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
     around pixels next to more than one.
     """
     SPARSE: tl.constexpr = of_region is not None and x.classes > MANY
-    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
     pixel, ok, average = state.pixel, state.pixel.ok, state.average
     numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
     for start in range(0, x.classes, len(numbers)):
         values, slopes = [load(x, pixel.at, start + i, ok & (start + i < x.classes)) for i in numbers], state.rest
         if of_region is not None and not SPARSE:
             slopes = [
-                load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, x), average)
+                load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, grid), average)
                 for i in numbers
             ]
         for i in tl.static_range(len(numbers)):
             slope = None if of_region is None else 0.0 if SPARSE else slopes[i]
             write_class(x, g, in_part, image, inside, values[i], start + i, slope, state, further, 0.0, grid)
     if SPARSE:
-        of_map, last = image * MAPS, image * MAPS + MAPS
+        of_map, last = image * grid.maps, (image + 1) * grid.maps
         while of_map < last:
             classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
             for i in tl.static_range(len(numbers)):
@@ -468,7 +462,7 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
             k, unused = further_weight(n, maps, start, pixel.p, pixel.y, state.first, grid)
             v, slope = load(x, pixel.at, k, k >= 0), None
             if of_region is not None:
-                slope = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, x), average)
+                slope = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, grid), average)
             p, left, is_likely = share(v, pixel)
             weight = further_weights(k, maps, start, pixel.p, pixel.y, state.first, grid)
             weight = tl.where(is_likely | (k < 0), 0.0, weight)

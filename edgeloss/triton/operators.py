@@ -16,44 +16,32 @@ from edgeloss.inputs import result_dtype
 from edgeloss.reduction import SumRow
 from edgeloss.region import POOL, SIDE
 
-_ALIGNED = 16  # elements, from a map to the next: Triton compiles other kernels for addresses that are less aligned
-_SHORT = ("top", "first")  # the maps of int16
-
 
 class Maps(NamedTuple):
-    """What kernels leave to others, maps [B · P] but for the label and the slopes; None where nothing reads them."""
+    """What kernels leave to others, [B, *S] but for the slopes and those after them; None where nothing reads them."""
 
-    label: Any  # [B, *S] int16, the class of a pixel, -1 where it does not count
-    m: Any = None  # the largest logit
-    r: Any = None  # Σ e^(x - m) over the other classes
-    top: Any = None  # the likeliest class
-    toward: Any = None  # A of the edge terms
-    first: Any = None  # of more than two classes, one of those with B > 0, -1 where there is none
-    against: Any = None  # B of the other class of two, or of the first one, and then negative where there are more
-    same: Any = None  # u / D of edge pixels, 0 elsewhere
-    across: Any = None  # u / D' of edge pixels, not written elsewhere
+    label: Any  # int16, the class of a pixel, -1 where it does not count
+    m: Any  # the largest logit
+    r: Any  # Σ e^(x - m) over the other classes
+    top: Any  # int16, the likeliest class
+    toward: Any  # A of the edge terms
+    first: Any  # int16, of more than two classes, one of those with B > 0, -1 where there is none
+    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
+    across: Any  # u / D' of edge pixels, not written elsewhere
+    least_across: Any  # with decay, the distance that ``across`` counts from
+    field: Any  # with decay, distances
+    slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
+    map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
+    class_map: Any  # the map of each class, -1 where it has none, [B, C] int16
+    same: Any = None  # u / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
     least_same: Any = None  # with decay, the distance that ``same`` counts from
-    least_across: Any = None  # that of ``across``
-    field: Any = None  # with decay, distances
-    slopes: Any = None  # the derivative of R by the shares under each average, [B, M, *A]
-    map_class: Any = None  # the class of each map of averages, -1 after the last one, [B, M] int16
-    class_map: Any = None  # the map of each class, -1 where it has none, [B, C] int16
 
 
-class State(NamedTuple):
-    """What backward reads of the maps: a row for each of those of a dtype, and two in their own shapes."""
-
-    label: Tensor
-    short_maps: Tensor
-    real_maps: Tensor
-    slopes: Tensor  # empty where nothing reads it, as are those after it
-    map_class: Tensor
-    class_map: Tensor
+STATE = Maps._fields[: Maps._fields.index("same")]  # what forward leaves to backward
 
 
-def count_maps(inputs: EdgeLossInputs) -> int:
+def maps_of_image(classes: int) -> int:
     """Return M, the number of maps of averages of an image: of two classes, the second alone has one."""
-    classes = inputs.logits.shape[1]
     return classes if classes > 2 else 1
 
 
@@ -73,46 +61,48 @@ def new_gradient(logits: Tensor) -> Tensor:
     return gradient if is_evenly_spaced(gradient) else torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def map_names(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[list[str], list[str]]:
-    """Return which maps forward leaves to backward, and which others it makes, but for the label and the slopes."""
-    shape, classes = inputs.target.shape, max(2, inputs.logits.shape[1])
-    saved: list[str] = []
-    others: list[str] = []
-    kept = saved if numbers.keeps_state else others
-    if has_regions(shape, numbers) or numbers.keeps_state:
-        kept.extend(("m", "r", "top"))
-    if numbers.edges:
-        kept.extend(("toward", "against", *(("first",) if classes > 2 else ())))
-        others.append("same")
-        further = kept if classes > 2 else others
-        further.append("across")
-        if numbers.decay:
-            others.append("least_same")
-            further.extend(("least_across", *(("field",) if inputs.distance is None else ())))
-    return saved, others
+def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
+    """Return the maps of a call."""
+    shape, classes, real = inputs.target.shape, max(2, inputs.logits.shape[1]), result_dtype(inputs.logits)
 
+    def new(exists: bool, dtype: torch.dtype = real, size: Sequence[int] = shape) -> Any:  # noqa: ANN401
+        return inputs.logits.new_empty(size, dtype=dtype) if exists else None
 
-def new_maps(inputs: EdgeLossInputs, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return a row for each map of int16, and for each of the others."""
-    pixels, short = -(-inputs.target.numel() // _ALIGNED) * _ALIGNED, sum(name in _SHORT for name in names)
-    short_maps = inputs.logits.new_empty(short, pixels, dtype=torch.int16)
-    return short_maps, inputs.logits.new_empty(len(names) - short, pixels, dtype=result_dtype(inputs.logits))
-
-
-def maps_in(names: Sequence[str], short_maps: Tensor, real_maps: Tensor) -> dict[str, Tensor]:
-    """Return the maps by their names."""
-    short, real = iter(short_maps.unbind()), iter(real_maps.unbind())
-    return {name: next(short if name in _SHORT else real) for name in names}
-
-
-def new_state(inputs: EdgeLossInputs, numbers: Numbers, names: Sequence[str]) -> State:
-    """Return the state of a call that leaves maps of these names."""
-    shape, new = inputs.target.shape, partial(inputs.logits.new_empty, dtype=torch.int16)
-    images, maps = shape[0] if numbers.keeps_state and has_regions(shape, numbers) else 0, count_maps(inputs)
-    slopes = inputs.logits.new_empty(images, maps, *averages_of(shape), dtype=result_dtype(inputs.logits))
-    return State(
-        new(shape), *new_maps(inputs, names), slopes, new(images, maps), new(images, max(2, inputs.logits.shape[1]))
+    edges, regions, keeps = bool(numbers.edges), has_regions(shape, numbers), bool(numbers.keeps_state)
+    decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
+    return Maps(
+        label=new(True, torch.int16),
+        m=new(keeps or regions),
+        r=new(keeps or regions),
+        top=new(keeps or regions, torch.int16),
+        toward=new(edges),
+        first=new(several, torch.int16),
+        against=new(edges),
+        across=new(edges),
+        least_across=new(decays),
+        field=new(decays) if inputs.distance is None else inputs.distance,
+        slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
+        map_class=new(regions, torch.int16, of_maps),
+        class_map=new(regions, torch.int16, (shape[0], classes)),
+        same=new(edges),
+        least_same=new(decays),
     )
+
+
+def state_of(maps: Maps, inputs: EdgeLossInputs, numbers: Numbers) -> list[Tensor]:
+    """Return what backward reads of the maps of a call, empty tensors for those that it does not read."""
+    if inputs.logits.shape[1] <= 2:  # ``against`` is of the only other class
+        maps = maps._replace(across=None, least_across=None, field=None)
+    if inputs.distance is not None:
+        maps = maps._replace(field=None)
+    read = maps[: len(STATE)] if numbers.keeps_state else maps[:1] + (None,) * (len(STATE) - 1)
+    return [inputs.logits.new_empty(0) if values is None else values for values in read]
+
+
+def maps_of(state: Sequence[Tensor], distance: Tensor | None) -> Maps:
+    """Return the maps of a state of labels that are not empty."""
+    maps = Maps(*(values if values.numel() else None for values in state))
+    return maps if distance is None else maps._replace(field=distance)
 
 
 def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
@@ -128,7 +118,7 @@ def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return tensors as large as those of ``edge_loss``."""
     inputs = EdgeLossInputs(*args)
     numbers = Numbers.of(inputs.integers, inputs.reals)
-    return *new_outputs(inputs, numbers), *new_state(inputs, numbers, map_names(inputs, numbers)[0])
+    return *new_outputs(inputs, numbers), *state_of(new_maps(inputs, numbers), inputs, numbers)
 
 
 def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
@@ -138,7 +128,7 @@ def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
 NAMESPACE = "edgeloss_triton"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight"
-_STATE = ", ".join(f"Tensor {name}" for name in State._fields)
+_STATE = ", ".join(f"Tensor {name}" for name in STATE)
 _LIBRARY.define(
     f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, Tensor? distance, int[] integers, float[] reals) -> (Tensor"
     f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, Tensor maps, {_STATE})"

@@ -38,7 +38,6 @@ AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
 ROWS = tl.constexpr(2 if INTERPRETED else 28)  # of a strip
-BLOCK = tl.constexpr(3)  # columns of a matrix that are factored at a time; with 9 Triton compiles for 20 s
 
 
 class Parts(NamedTuple):
@@ -144,7 +143,7 @@ def products_kernel(z, r, map_class, sums, parts, TILE: tl.constexpr):
         # Outside, it does not matter what is there: it is in no sum that has members.
         there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
         above = zero, zero, zero, zero  # a tuple, as Triton does not see that a name takes another one's initial value
-        step, row = there * (size.height * size.width), first * size.width + start
+        step, row = there * (size.height * size.width), tl.minimum(first, size.height - 1) * size.width + start
         coming = row_of(z + row + step, columns), row_of(r + row + step, columns)  # loaded while another one is added
         for n_row in range(longest(first, last) + 2):
             row = tl.minimum(first + n_row, size.height - 1) * size.width + start
@@ -174,199 +173,121 @@ def member_of(k):
 
 
 @triton.jit
-def sums_of(sums, k, mask, SLICES: tl.constexpr):
-    """Return the sums of members k of z and r."""
-    of_member = sums + k * (SLICES * PRODUCTS) + 4 * AHEAD
-    return tl.load(of_member, mask=mask, other=0), tl.load(of_member + 1, mask=mask, other=0)
+def matrices_of(sums, i, j, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
+    """Return the scatter matrices that the term is made of, without noise; ``share`` is 1 over the number of regions.
 
-
-@triton.jit
-def scatter_of(sums, k, other, mask, share, AREA: tl.constexpr, SLICES: tl.constexpr):
-    """Return elements (k, other) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ; ``share`` is 1 over the number of regions."""
+    Rows are those of q, of r, of z and of doubled z: the joint matrix of q and r [2d, 2d], and ZZᵀ and 2ZZᵀ below it.
+    """
+    kind, k, other, is_r = i // D, i % D, j % D, j >= D
     depth_k, row_k, column_k = member_of(k)
     depth_l, row_l, column_l = member_of(other)
-    ahead = (row_l - row_k) * 5 + (column_l - column_k)
-    is_back = (ahead < 0).to(tl.int32)  # the products are those of other with k
-    slices = (depth_l - depth_k) * (1 - 2 * is_back) + SLICES // 2
-    at = sums + (tl.where(ahead < 0, other, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
-    z_k, r_k = sums_of(sums, k, mask, SLICES)
-    z_l, r_l = sums_of(sums, other, mask, SLICES)
-    z_k, r_k = z_k * share, r_k * share
-    zz = (tl.load(at, mask=mask, other=0) - z_k * z_l) * (1 / AREA)
-    zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - z_k * r_l) * (1 / AREA)
-    rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - r_k * z_l) * (1 / AREA)
-    rr = (tl.load(at + 3, mask=mask, other=0) - r_k * r_l) * (1 / AREA)
-    return zz, zr, rz, rr
+    ahead, a = (row_l - row_k) * 5 + (column_l - column_k), tl.zeros((i * j).shape, tl.float64)
+    is_back = ahead < 0  # the products are those of other with k
+    slices = tl.where(is_back, depth_k - depth_l, depth_l - depth_k) + SLICES // 2
+    at = sums + (tl.where(is_back, other, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
+    of_z = sums + 4 * AHEAD  # the sums of z, before those of r
+    of_k, of_other = of_z + k * (SLICES * PRODUCTS), of_z + other * (SLICES * PRODUCTS)
+    for n in tl.static_range(4):  # ZZᵀ, ZRᵀ, RZᵀ and RRᵀ: q is z - r
+        of_row = tl.where(kind == 0, 1 - n // 2 * 2, tl.where(kind == 1, n // 2, (kind - 1) * (1 - n // 2)))
+        of_column = tl.where(is_r, n % 2, tl.where(kind < 2, 1 - n % 2 * 2, 1 - n % 2))
+        mask = (kind < 4) & (j < 2 * D) & (of_row * of_column != 0)  # what is not used may be nan
+        product = tl.load(at + tl.where(is_back, n % 2 * 2 + n // 2, n), mask=mask, other=0)
+        sum_k, sum_l = tl.load(of_k + n // 2, mask=mask, other=0), tl.load(of_other + n % 2, mask=mask, other=0)
+        a += (of_row * of_column) * ((product - sum_k * share * sum_l) * (1 / AREA))
+    return a
 
 
 @triton.jit
-def traces_of(sums, k, mask, share, AREA: tl.constexpr, SLICES: tl.constexpr):
-    """Return tr ZZᵀ, and what tr QQᵀ has more, in proportion to it."""
-    zz, zr, rz, rr = scatter_of(sums, k, k, mask, share, AREA, SLICES)
-    contrast = tl.sum(zz)
-    contrast = tl.where(contrast > 0, contrast, 1.0)
-    return contrast, tl.sum(rr - 2 * zr) / contrast
+def swept(a, rows, own, j, inside, FIRST: tl.constexpr, END: tl.constexpr, D: tl.constexpr):
+    """Return symmetric matrices swept on some pivots, which are those of a Cholesky factor, nan where there is none.
 
-
-@triton.jit
-def cholesky(a):
-    """Return the factors of matrices of a block, with reciprocals on the diagonal, and the product of the pivots.
-
-    Matrices and factors are tuples of their lower triangles, row by row: a thread has all of one in its registers.
+    A sweep on all pivots turns a matrix into minus its inverse. Matrices may lie below each other: ``own`` is which row
+    of its matrix a row is, and ``rows`` where this has the rows of its pivots in memory, which all threads read.
     """
-    product = a[0] * 0 + 1
-    for n in tl.static_range(BLOCK):
-        pivot = tl.where(a[n * (n + 3) // 2] > 0, a[n * (n + 3) // 2], float("nan"))
-        product, inverse = product * pivot, tl.rsqrt(pivot)
-        column, left = (), ()
-        for i in tl.static_range(BLOCK):
-            column += (inverse if i <= n else a[i * (i + 1) // 2 + n] * inverse,)
-        for i in tl.static_range(BLOCK):
-            for j in tl.static_range(i + 1):
-                if j < n:
-                    left += (a[i * (i + 1) // 2 + j],)
-                elif j == n:
-                    left += (column[i],)
-                else:
-                    left += (a[i * (i + 1) // 2 + j] - column[i] * column[j],)
-        a = left
-    return a, product
-
-
-@triton.jit
-def divided(x, factor):
-    """Return rows x times the inverse of a transposed factor."""
-    done = ()
-    for i in tl.static_range(BLOCK):
-        value = x[i]
-        for j in tl.static_range(i):
-            value -= done[j] * factor[i * (i + 1) // 2 + j]
-        done += (value * factor[i * (i + 3) // 2],)
-    return done
-
-
-@triton.jit
-def less_products(x, columns, row, row_of_block, mask, is_there, STEP: tl.constexpr):
-    """Return rows x of a block of columns, less their products with the rows of the block in columns before it."""
-    own, left = (), ()
-    for i in tl.static_range(BLOCK):
-        own += (tl.load(columns + (i * STEP + row), mask=mask, other=0.0),)  # type: ignore[assignment]
-    for c in tl.static_range(BLOCK):
-        value = x[c]
-        for i in tl.static_range(BLOCK):
-            value -= own[i] * tl.load(columns + (i * STEP + row_of_block + c), mask=is_there, other=0.0)
-        left += (value,)  # type: ignore[assignment]
-    return left
-
-
-@triton.jit
-def factorize(sums, factor, row, of_q, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
-    """Write the inverse factor, and return the logarithms of determinants, that of the last d pivots of the joint one.
-
-    Three matrices are factored side by side, a block of columns at a time, by a thread for each of their rows: the
-    joint one of q and r [2d, 2d], Σ_zz, and that of doubled labels. Each thread factors the block on the diagonal, in
-    registers. Rows above it are those of the transposed inverse, which begin as the identity. What threads need of each
-    other's rows goes through memory, ``factor`` [2d, 4d] by columns.
-    """
-    kind, k, STEP = row // D, row % D, 4 * D  # rows of q, of r, of z, and of doubled z
-    origin = tl.where(kind < 2, 0, kind * D)  # the first row of the same matrix
-    own, inside, logs = row - origin, row < STEP, tl.zeros(row.shape, tl.float64)
-    for start in range(0, 2 * D, BLOCK):
-        is_below, is_of_r = own >= start, row * 0 + start >= D
-        is_there = inside & (origin + start < STEP)  # the last matrix has no more columns
-        x, block, whole, to = (), (), (), factor + (start * STEP + row)
-        for c in tl.static_range(BLOCK):
-            other = start + c - D * is_of_r.to(tl.int32)
-            zz, zr, rz, rr = scatter_of(sums, k, other, inside & is_below, share, AREA, SLICES)
-            of_r, noise_of_r = tl.where(is_of_r, rr, rz - rr), tl.where(is_of_r, of_q + A, -of_q)
-            value = tl.where(kind == 0, zz - zr - rz + rr, tl.where(kind == 1, of_r, (kind - 1) * zz))
-            noise = tl.where(kind == 0, of_q, tl.where(kind == 1, noise_of_r, A))
-            x += (tl.where(is_below, value + tl.where(k == other, noise, 0.0), 0.0),)  # type: ignore[assignment]
-        for before in range(0, start, BLOCK):
-            is_read = inside & (is_below | (own < before + BLOCK))  # not what is left of the factor
-            x = less_products(x, factor + before * STEP, row, origin + start, is_read, is_there, STEP)
-        for c in tl.static_range(BLOCK):
-            tl.store(to + c * STEP, x[c], mask=inside)
+    for n in range(FIRST, END):
+        to, is_pivot, is_row = rows + n * (2 * D), own == n, own < 2 * D
+        tl.store(to + j, a, mask=inside & is_pivot)
         tl.debug_barrier()
-        for i in tl.static_range(BLOCK):
-            for j in tl.static_range(i + 1):
-                at = factor + ((start + j) * STEP + origin + start + i)
-                block += (tl.load(at, mask=is_there, other=0.0),)  # type: ignore[assignment]
-        block, product = cholesky(block)
-        logs += tl.where((kind < 2) == is_of_r, tl.log(product), 0.0)
-        for c in tl.static_range(BLOCK):
-            one = tl.where(own == start + c, 1.0, 0.0)
-            whole += (tl.where(is_below & (own < start + BLOCK), one, x[c]),)  # type: ignore[assignment]
-        whole = divided(whole, block)
-        tl.debug_barrier()
-        for c in tl.static_range(BLOCK):
-            tl.store(to + c * STEP, whole[c], mask=inside)
-        tl.debug_barrier()
-    return logs
+        pivot = tl.load(to + n, mask=is_row, other=1.0)
+        scaled = tl.where(is_pivot, -1.0, tl.load(to + own, mask=is_row, other=0.0))
+        scaled /= tl.where(pivot > 0, pivot, float("nan"))
+        of_pivot = tl.where(j == n, -1.0, tl.load(to + j, mask=inside, other=0.0))
+        a = tl.where(is_pivot | (j == n), 0.0, a) - scaled * of_pivot
+    return a
 
 
 @triton.jit
-def entropy(logs, is_of, D: tl.constexpr):
-    """Return h of the matrix, of which a row has the logarithm of the determinant."""
-    return (tl.sum(tl.where(is_of, logs, 0.0)) - D * LOG_A) * 0.5
+def entropy(rows, FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
+    """Return h of a matrix that was swept on d pivots, from the rows of these."""
+    n = tl.arange(0, K)
+    pivots = tl.load(rows + (FIRST + n) * (2 * D + 1), mask=n < D, other=1.0)
+    return (tl.sum(tl.log(tl.where(pivots > 0, pivots, float("nan")))) - D * LOG_A) * 0.5
 
 
 @triton.jit
 def solve_kernel(
-    sums, map_class, values, factor, slopes, share: tl.float64, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
+    sums, map_class, values, work, slopes, share: tl.float64, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant."""
+    """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant.
+
+    The joint matrix, swept on all pivots but for what its first block was after the first d, is -W, the inverse less
+    that of this block: nothing cancels, and dU = ½ tr(W dJ).
+    """
     SLICES: tl.constexpr = 5 if D == 27 else 1
-    of_map, row = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
-    sums, factor = sums + of_map * (D * SLICES * PRODUCTS), factor + of_map * (8 * D * D)
+    K: tl.constexpr = TILE // 2
+    of_map, i, k = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)[:, None], tl.arange(0, K)[None, :]
+    sums, work = sums + of_map * (D * SLICES * PRODUCTS), work + of_map * (10 * D * D)
     slopes, values = slopes + of_map * (D * (50 * SLICES + 1)), values + of_map * 2
     tl.store(values, 0.0)
     tl.store(values + 1, 0.0)
     if tl.load(map_class + of_map) >= 0:
-        contrast, excess = traces_of(sums, row % D, row < D, share, AREA, SLICES)
-        of_q = A * (1 + tl.maximum(excess, 0.0))
-        logs = factorize(sums, factor, row, of_q, share, AREA, SLICES, D)
-        left, known, doubled = (
-            entropy(logs, row == 0, D),
-            entropy(logs, row == 2 * D, D),
-            entropy(logs, row == 3 * D, D),
-        )
+        of_labels, member = matrices_of(sums, i + 2 * D, k, share, AREA, SLICES, D), tl.where(i < 2 * D, i % D, TILE)
+        contrast = tl.sum(tl.where((i == k) & (i < D), of_labels, 0.0))
+        of_labels = tl.where(member == k, of_labels + A, of_labels)
+        swept(of_labels, work + i // D * D, member, k, (i < 2 * D) & (k < D), 0, D, D)
+        known, doubled = entropy(work, 0, D, K), entropy(work + D, 0, D, K)
         scale = 2 * known - doubled
         if scale > LEAST:
-            value = 1 + (left - known) / scale
-            tl.store(values, value)
+            j, rows, minus_w = tl.arange(0, TILE)[None, :], work + 2 * D * D, work + 6 * D * D
+            inside, own = (i < 2 * D) & (j < 2 * D), tl.where(i < 2 * D, i, TILE)
+            a = matrices_of(sums, i, j, share, AREA, SLICES, D)
+            # tr QQᵀ - tr ZZᵀ, in proportion to tr ZZᵀ: the difference of the two has no digits where R is small.
+            of_trace = inside & (i % D == j % D) & (j >= D)
+            excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / contrast
+            of_q = A * (1 + tl.maximum(excess, 0.0))
+            noise = tl.where((i < D) == (j < D), tl.where(i < D, of_q, of_q + A), -of_q)
+            a = tl.where(inside & (i % D == j % D), a + noise, a)
+            a = swept(a, rows + i * 0, own, j, inside, 0, D, D)
+            a = swept(tl.where((i < D) & (j < D), 0.0, a), rows + i * 0, own, j, inside, D, 2 * D, D)
+            tl.store(values, 1 + (entropy(rows, D, D, K) - known) / scale)
             tl.store(values + 1, 1.0)
+            tl.store(minus_w + i * (2 * D) + j, a, mask=inside)
+            tl.debug_barrier()  # others read it
             of_noise = tl.where(excess > 0, A / contrast, 0.0)
-            unit = tl.where(value == value, 1 / (scale * AREA), value)  # nan for nan
-            write_slopes(factor, sums, slopes, of_noise, unit, share, SLICES, D)
+            write_slopes(minus_w, sums, slopes, of_noise, 1 / (scale * AREA), share, SLICES, D, K)
 
 
 @triton.jit
-def write_slopes(factor, sums, slopes, of_noise, unit, share, SLICES: tl.constexpr, D: tl.constexpr):
-    """Write the slopes by members k: of z and r at each displacement, and a constant. dU = ½ tr(VᵀV dJ)."""
-    K: tl.constexpr = 32 if D == 27 else 16
+def write_slopes(minus_w, sums, slopes, of_noise, unit, share, SLICES: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
+    """Write the slopes by members k: of z and r at each displacement, and a constant."""
     LENGTH: tl.constexpr = 50 * SLICES
     k, other, n = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :], tl.arange(0, 256 if D == 27 else 64)[None, :]
-    to = slopes + k * (LENGTH + 1)
+    to, inside = slopes + k * (LENGTH + 1), (k < D) & (other < D)
     tl.store(to + n, (k * n) * 0.0, mask=(k < D) & (n < LENGTH))  # most displacements are those of no other member
-    of_z, of_r = tl.zeros([K, K], tl.float64), tl.zeros([K, K], tl.float64)
-    squares = tl.zeros([K, 1], tl.float64)
-    for i in tl.range(D, loop_unroll_factor=3):  # V, the last rows of the inverse factor
-        v = factor + (D + i) * (4 * D)
-        difference = tl.load(v + k, mask=k < D, other=0.0) - tl.load(v + D + k, mask=k <= i, other=0.0)
-        v_q, v_r = tl.load(v + other, mask=other < D, other=0.0), tl.load(v + D + other, mask=other <= i, other=0.0)
-        of_z += difference * v_q
-        of_r -= difference * (v_q - v_r)
-        squares += difference * difference
-    of_noise = tl.where(k == other, of_noise * tl.sum(squares), 0.0)
+    of_q = minus_w + k * (2 * D) + other
+    of_r = of_q + 2 * D * D
+    of_z = tl.load(of_r, mask=inside, other=0.0) - tl.load(of_q, mask=inside, other=0.0)
+    of_r = tl.load(of_r + D, mask=inside, other=0.0) - tl.load(of_q + D, mask=inside, other=0.0) - of_z
+    of_noise = tl.where(k == other, of_noise * -tl.sum(tl.where(k == other, of_r, 0.0)), 0.0)
     of_z, of_r = (of_z + of_noise) * unit, (of_r - of_noise) * unit
-    z_l, r_l = sums_of(sums, other, other < D, SLICES)
+    of_other = sums + other * (SLICES * PRODUCTS) + 4 * AHEAD
+    z_l, r_l = tl.load(of_other, mask=other < D, other=0), tl.load(of_other + 1, mask=other < D, other=0)
     depth_k, row_k, column_k = member_of(k)
     depth_l, row_l, column_l = member_of(other)
     shift = ((depth_l - depth_k + SLICES // 2) * 5 + row_l - row_k + 2) * 5 + column_l - column_k + 2
     tl.debug_barrier()  # zeros are written by others
-    tl.store(to + 2 * shift, of_z, mask=(k < D) & (other < D))
-    tl.store(to + 2 * shift + 1, of_r, mask=(k < D) & (other < D))
+    tl.store(to + 2 * shift, of_z, mask=inside)
+    tl.store(to + 2 * shift + 1, of_r, mask=inside)
     tl.store(to + LENGTH, -share * tl.sum(of_z * z_l + of_r * r_l, 1, keep_dims=True), mask=k < D)
 
 
@@ -439,12 +360,12 @@ def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: T
     products = empty(maps, members.shape[1], slices * PRODUCTS.value)
     programs = [maps * cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
     launch(products_kernel, programs[0], size.width, block, z, r, map_class, products, parts, warps=1)
-    sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, 2 * d, 4 * d)
+    sums, values, work = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, 10 * d * d)
     of_members = empty(maps, d, 50 * slices + 1)
     share = 1 / math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
-    given, rows = (sums, map_class, values, factor, of_members, share, area, constant(d)), power_of_2(4 * d)
-    launch(solve_kernel, maps, rows, rows, *given, warps=rows // 32)
+    given, rows = (sums, map_class, values, work, of_members, share, area, constant(d)), power_of_2(2 * d)
+    launch(solve_kernel, maps, rows, rows, *given, warps=rows // 8)
     totals = values.view(images, -1, 2).sum(1)
     if slopes is not None:
         stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)

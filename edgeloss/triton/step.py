@@ -17,7 +17,7 @@ from edgeloss.options import Options
 from edgeloss.reduction import LONGEST_MEAN, EdgeSum, Regions, Scalars, SumRow
 from edgeloss.triton.labels import ROWS_OF_SUMS, WEIGHT, WRONG
 from edgeloss.triton.loss import TERMS
-from edgeloss.triton.tiles import IGNORED, constant, launch, power_of_2
+from edgeloss.triton.tiles import IGNORED, launch, power_of_2
 
 SAME_SIDE, OTHER_SIDE, EDGE_WEIGHT = map(tl.constexpr, (SumRow.SAME_SIDE, SumRow.OTHER_SIDE, SumRow.EDGE_WEIGHT))
 ERROR, UNIFORM, OF_STEP, MEAN, STEPS = map(tl.constexpr, EdgeSum)
@@ -47,60 +47,39 @@ def column_sum(values, first, end, STEP: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def collect_kernel(
-    of_terms, terms, of_labels, of_image, sums, weights, wrong, present, map_class, class_map, batch, tables,
-    CLASSES: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    of_terms, terms, of_labels, programs, of_image, sums, weights, wrong, present, maps, grid,
+    WIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of a call, the weight of each image, and which classes of it have maps of averages.
 
     These are the classes of images that have others too, but the first one of two. A program for each row of the sums,
-    and for each image of labels; ``terms`` programs added up terms, and ``of_image`` the labels of each image.
+    and for each image of labels: ``terms`` programs added up terms, ``programs`` labels, and ``of_image`` those of one.
     """
     row = tl.program_id(0)
     image = row - ROWS
     if row < TERMS:
         tl.store(sums + row, column_sum(of_terms + row, 0, terms, TERMS, TILE))
     elif row < ROWS:
-        value = column_sum(of_labels + (row - TERMS), 0, batch * of_image, ROWS_OF_SUMS, TILE)
+        value = column_sum(of_labels + (row - TERMS), 0, programs, ROWS_OF_SUMS, TILE)
         tl.store(sums + row, value)
         if wrong is not None:
             if row == TERMS + WRONG:
                 tl.store(wrong, tl.load(wrong) + value)
     else:
         if weights is not None:
-            if image % tables == 0:
-                value = column_sum(
-                    of_labels + WEIGHT, image * of_image, (image + tables) * of_image, ROWS_OF_SUMS, TILE
-                )
-                tl.store(weights + image // tables, value)
+            if image % grid.tables == 0:
+                end = (image + grid.tables) * of_image
+                value = column_sum(of_labels + WEIGHT, image * of_image, end, ROWS_OF_SUMS, TILE)
+                tl.store(weights + image // grid.tables, value)
         if present is not None:
-            FIRST: tl.constexpr = 1 if CLASSES == 2 else 0
-            MAPS: tl.constexpr = CLASSES - FIRST
             k = tl.arange(0, WIDE)
-            is_there = tl.load(present + image * CLASSES + k, mask=k < CLASSES, other=0).to(tl.int32)
-            is_there = tl.where((tl.sum(is_there) > 1) & (k >= FIRST), is_there, 0)
+            is_there = tl.load(present + image * grid.classes + k, mask=k < grid.classes, other=0).to(tl.int32)
+            is_there = tl.where((tl.sum(is_there) > 1) & (k >= grid.classes - grid.maps), is_there, 0)
             place = tl.where(is_there > 0, tl.cumsum(is_there, 0) - 1, IGNORED)
-            tl.store(class_map + image * CLASSES + k, place.to(tl.int16), mask=k < CLASSES)
-            map_class += image * MAPS
+            tl.store(maps.class_map + image * grid.classes + k, place.to(tl.int16), mask=k < grid.classes)
+            map_class = maps.map_class + image * grid.maps
             tl.store(map_class + place, k.to(tl.int16), mask=is_there > 0)
-            tl.store(map_class + k, (k * 0 + IGNORED).to(tl.int16), mask=(k >= tl.sum(is_there)) & (k < MAPS))
-
-
-def collect(
-    of_terms: Tensor,
-    of_labels: Tensor,
-    batch: int,
-    tables: int,
-    sums: Tensor,
-    weights: Tensor | None,
-    wrong: Tensor | None,
-    *of_classes: Tensor | None,
-) -> None:
-    """Write the sums of a call, and what its images have; ``of_classes`` are present, map_class and class_map."""
-    given = of_terms, len(of_terms), of_labels, len(of_labels) // batch, sums, weights, wrong, *of_classes
-    present, *_ = of_classes
-    classes = 1 if present is None else present.shape[1]
-    sizes = constant(classes), constant(power_of_2(classes))
-    launch(collect_kernel, len(sums) + batch, AT_ONCE, AT_ONCE, *given, batch, tables, *sizes, warps=8, fuses=False)
+            tl.store(map_class + k, (k * 0 + IGNORED).to(tl.int16), mask=(k >= tl.sum(is_there)) & (k < grid.maps))
 
 
 # ---------------------------------------------------------------------------------------------------------- the loss

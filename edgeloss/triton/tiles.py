@@ -63,6 +63,7 @@ class Grid(NamedTuple):
     pixel_weight: Tensor | None  # [B, P], None for ones
     weight: Tensor | None  # of the classes [tables, C], None for ones
     classes: Any  # C ≥ 2
+    maps: Any  # of averages, of an image: of two classes, the second alone has one
     real: Any  # the type that kernels compute in
     decay: Any  # 0 for none
     smoothing: Any  # of labels

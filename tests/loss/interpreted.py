@@ -40,3 +40,18 @@ def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
 
 
 interpreter._convert_float = _convert_float
+
+
+def _with_mask(name: str, place: int) -> None:
+    """Let loads or stores take masks that are not bool, as those of a scalar and a tile are since Triton 3.9."""
+    function = getattr(interpreter.InterpreterBuilder, name)
+
+    def masked(self: Any, *args: Any) -> Any:
+        args[place].data = args[place].data.astype(bool)
+        return function(self, *args)
+
+    setattr(interpreter.InterpreterBuilder, name, masked)
+
+
+_with_mask("create_masked_load", 1)
+_with_mask("create_masked_store", 2)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from command_line import Option, make_parser
 from measure import INSTRUCTIONS, processor
+from parsers import Option, make_parser
 from result_table import Row, add_rows
 from timing import losses, pages, peers, step
 

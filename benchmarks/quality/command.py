@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from baselines.recipes import RECIPES
-from command_line import Option, make_parser
+from parsers import Option, make_parser
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import open_part, read_labels, scored_batches

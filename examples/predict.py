@@ -101,7 +101,7 @@ def predict(options: argparse.Namespace) -> Iterator[Path]:
         picture.putpalette(colors.tobytes())
         if options.probabilities:
             with atomic_write(options.output / "probabilities" / f"{path.stem}.npy") as file:
-                np.save(file, logits.softmax(0).to("cpu", torch.float16).numpy())
+                np.save(file, logits.float().softmax(0).cpu().numpy())
         if options.overlay:
             with atomic_write(options.output / "overlays" / f"{path.stem}.jpg") as file:
                 Image.blend(Image.fromarray(pixels), picture.convert("RGB"), 0.5).save(file, "jpeg", quality=90)
@@ -118,7 +118,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--images", type=Path, required=True, metavar="PATH", help="an image, or a folder of them")
     add("-o", "--output", type=Path, required=True, metavar="FOLDER", help="output folder; its files are replaced")
     add("--overlay", action="store_true", help="also write overlays/NAME.jpg: the class colors over the image")
-    add("--probabilities", action="store_true", help="also write probabilities/NAME.npy, [C, H, W] float16")
+    add("--probabilities", action="store_true", help="also write probabilities/NAME.npy, [C, H, W] float32")
     add("--scale", type=float, metavar="FACTOR", help="resize images by this factor instead of to the size of training")
     add("--window", type=int, nargs=2, metavar=("H", "W"), help="compute each image in windows of this size")
     add("--overlap", type=float, default=0.25, help="overlap of windows as a share of them (default: %(default)s)")

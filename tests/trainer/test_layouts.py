@@ -127,6 +127,15 @@ def test_folder_without_splits_and_with_another_list(tmp_path: Path) -> None:
     assert files.ignore_index == 255
 
 
+def test_cityscapes_labels_are_those_of_its_own_table(tmp_path: Path) -> None:
+    """The ids of road, sidewalk, building and so on in the order of the train ids, as the benchmark lists them."""
+    write("cityscapes", tmp_path)
+    ids = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
+    write_image(tmp_path / "gtFine" / "train" / "aachen" / f"{CITIES[0]}_gtFine_labelIds.png", *range(34), 255)
+    labels = labels_of("cityscapes", tmp_path, "train")[:34]
+    assert labels == [ids.index(number) if number in ids else 255 for number in range(34)]
+
+
 def test_voc_with_the_augmented_labels(tmp_path: Path) -> None:
     write("voc", tmp_path)
     write_image(tmp_path / VOC / "SegmentationClassAug" / "2008_000002.png", 3, 255)

@@ -34,7 +34,7 @@ struct Options {
   bool count_edges;  // per class
   bool regions;      // with the region term
   bool gathers;      // the edge terms by pairs of pixels, as in neighbors/gather.h, not by weights from the labels
-  bool maps;         // the terms of each pixel too
+  bool maps;         // the terms of each pixel too, those of edges where neighbors are gathered
   bool keeps_state;  // for a backward pass
   int64_t radius[3];
   double label_smoothing, power;

@@ -219,7 +219,7 @@ def _of_map(
     state: Sequence[Tensor],
     grad: Tensor,
 ) -> tuple[Sequence[Tensor], tuple[Tensor, Tensor | None]]:
-    """Return the state and the gradients of the sums, where the pixel weights have that of a map as a factor."""
+    """Return the state, with the gradient of a map as a factor of its pixel weights, and the gradients of the sums."""
     logits, weight, v, *others = state
     *factors, of_region = ctx.factors
     of_images = None
@@ -269,6 +269,7 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
 
 def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
     _save(ctx, kernels, EdgeLossInputs(*inputs), output)
+    ctx.mark_non_differentiable(Outputs(*output[:_COUNT]).maps)
     ctx.set_materialize_grads(False)
 
 

@@ -83,8 +83,8 @@ class Evaluation(NamedTuple):
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         regions: None where the region term has no weight.
-        attach: makes a loss, 0-d or a map [B, *S], a function of the logits, by the factors of its terms, that of the
-            region term a map as well; None if all is differentiable.
+        attach: makes a loss, 0-d or a map [B, *S], a function of the logits, by the factors of its terms; that of
+            the region term in a map is a map. None if all is differentiable.
     """
 
     sums: Tensor

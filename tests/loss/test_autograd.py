@@ -31,24 +31,30 @@ CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, dict[
     "upsampled": (4, (9, 12), (36, 48), torch.float32, {"region_weight": 3.0, "upsample": True}),
     "multilabel": (3, (20, 21), (20, 21), torch.float32, {"region_weight": 3.0, "multilabel": True}),
     "volume": (3, (7, 12, 13), (7, 12, 13), torch.float32, {"region_weight": 3.0, "label_smoothing": 0.1}),
+    "map": (4, (20, 21), (20, 21), torch.float32, {"region_weight": 3.0, "reduction": "none"}),
 }
 each_call = pytest.mark.parametrize("call", CALLS)
 Loss = Callable[[Tensor], Tensor]
 
 
 def loss_of(call: str, column: Column = FUSED, **more: Any) -> tuple[Tensor, Loss]:
-    """Return logits, and the loss as a function of them."""
+    """Return logits, and the loss as a function of them, the sum of a map."""
     classes, low, size, dtype, options = CALLS[call]
     x = torch.randn(2, classes, *low, dtype=dtype, requires_grad=True)
     multilabel = "multilabel" in options
     y = torch.randint(2 if multilabel else max(2, classes), (2, *([classes] * multilabel), *size))
     y[..., : size[-1] // 2] = 0
     y[torch.rand(y.shape) < 0.1] = 255
-    return x, lambda logits: column.loss(logits, y, ignore_index=255, **options, **more)
+
+    def loss(logits: Tensor) -> Any:
+        value = column.loss(logits, y, ignore_index=255, **options, **more)
+        return value.sum() if isinstance(value, Tensor) else value
+
+    return x, loss
 
 
 def gradient(loss: Tensor, x: Tensor) -> Tensor:
-    return torch.autograd.grad(loss, x)[0]
+    return torch.autograd.grad(loss.sum(), x)[0]
 
 
 @each_column
@@ -120,7 +126,7 @@ def test_heads_whose_backward_passes_run_last() -> None:
     heads = [loss_of(call) for call in CALLS]
     expected = [gradient(loss(x), x) for x, loss in heads]
     losses = [loss(x) for x, loss in heads]
-    for i in (3, 0, 7, 5, 1, 6, 2, 4):
+    for i in (3, 0, 7, 5, 8, 1, 6, 2, 4):
         assert torch.equal(gradient(losses[i], heads[i][0]), expected[i])
     sum(loss(x).double() for x, loss in heads).backward()  # type: ignore[union-attr]
     torch.testing.assert_close([x.grad for x, _ in heads], expected, rtol=0, atol=0)

@@ -26,9 +26,9 @@ AT_ONCE = 4096  # sums of programs
 
 
 def run(kernel: Any, of: Tensor | None, count: int, *args: Any) -> None:  # noqa: ANN401
-    """Run a kernel as one program over a number of values, on the device of a tensor."""
+    """Run a kernel as one program over a number of values, which may be none, on the device of a tensor."""
     with torch.cuda.device_of(of):
-        launch(kernel, 1, count, power_of_2(count), *args, warps=1, fuses=False)
+        launch(kernel, 1, 1, power_of_2(count), *args, warps=1, fuses=False)
 
 
 # ---------------------------------------------------------------------------------------------------- sums of programs

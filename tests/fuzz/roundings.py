@@ -104,12 +104,16 @@ def with_unread(case: Case, is_read: np.ndarray) -> Tensor:
 
 
 def run(case: Case, is_read: np.ndarray, loss: Callable[..., Any]) -> dict[str, Any]:
-    """Return what a loss returns, by kind, and its gradient."""
+    """Return what a loss returns, by kind, and its gradient; what it leaves unwritten is nan, not what memory held."""
     x = with_unread(case, is_read).requires_grad_(case.has_gradient)
-    result = loss(x, case.y, **case.options, **{f"return_{kind}": True for kind in case.returns})
-    found = dict(zip(["loss", *case.returns], result if case.returns else [result], strict=True))
-    if case.has_gradient:
-        found["gradient"] = torch.autograd.grad(found["loss"], x, case.upstream.to(found["loss"].device))[0]
+    torch.use_deterministic_algorithms(True, warn_only=True)  # which fills new tensors
+    try:
+        result = loss(x, case.y, **case.options, **{f"return_{kind}": True for kind in case.returns})
+        found = dict(zip(["loss", *case.returns], result if case.returns else [result], strict=True))
+        if case.has_gradient:
+            found["gradient"] = torch.autograd.grad(found["loss"], x, case.upstream.to(found["loss"].device))[0]
+    finally:
+        torch.use_deterministic_algorithms(False)
     return found
 
 

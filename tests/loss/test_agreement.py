@@ -58,6 +58,9 @@ ROWS = rows()
 ROWS += [ROWS[0] | given | {"power": power} for given in (MANY, WIDE) for power in (0.0, -1.0)]
 ROWS += [ROWS[0] | STEP | {"power": 0.0, "radius": radius} for radius in (4, 5, 7, 8, 9, 16, 17)]
 ROWS += [ROWS[1] | LARGE, ROWS[2] | MANY | {"channels": 1000, "radius": 1}]
+# A gradient that half precision holds only after a gradient scaler's factor.
+SCALED = MANY | {"size": ((24, 24), (30, 30)), "channels": 5, "dtype": torch.float16, "radius": 1}
+ROWS += [ROWS[0] | SCALED | {"upstream": 65536.0, "power": 0.0, "region_weight": 3.0}]
 EMPTY = itertools.cycle([(0, 5), (4, 0), (0, 0), (0, 3, 3), (2, 0, 3), (2, 3, 0)])
 ROWS += [row | {"size": [(n, n) for n in size]} for row, size in zip(ROWS[::4], EMPTY, strict=False)]
 ROWS += [ROWS[0] | {"channels": n, "labels": "halves", "void": 0.0, "target": torch.bool} for n in (1, 2)]
@@ -82,6 +85,9 @@ TRITON_ROWS = rows(
 )
 # Some of them at every change, as each takes seconds.
 OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 4 if os.environ.get("CI") == "true" else 20]
+# Averages of three rows have a part without any, and the class that is ignored has neither maps nor a term.
+THREE = MANY | {"size": ((9, 9), (12, 12)), "batch": 1, "channels": 4, "void": 0.0, "radius": "near", "decay": None}
+OF_TRITON += [TRITON_ROWS[0] | THREE | {"ignore_index": 1, "region_weight": 3.0, "validate": "sync"}]
 AGREEING = OF_TRITON if INTERPRETED else ROWS + SMALL_ROWS
 # Logits that nothing may read, and what is asked of a call: outside CI some, as each is a call more.
 CALLS: list[dict[str, Any]] = [{"unread": torch.nan}, {"unread": -torch.inf, "returns": ("terms",)}]

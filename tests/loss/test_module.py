@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from batches import IGNORE, C, steps
 from ranks import run_ranks
 from stateless import stateless_loss
 from torch import nn
@@ -84,12 +85,17 @@ def test_weight_is_a_buffer() -> None:
 
 
 def test_the_loss_of_one_class() -> None:
-    x, y = torch.randn(2, 3, 7, 9), torch.randint(2, (2, 3, 7, 9))
-    criterion = EdgeAwareLoss(torch.rand(3, 2), multilabel=True, reduction="sum")
+    ((x, y),) = steps(1, (7, 9), multilabel=True)  # without a region term, which has the weights of all classes
+    x = x.detach()
+    criterion = EdgeAwareLoss(torch.rand(C, 2), multilabel=True, reduction="sum", ignore_index=IGNORE)
     for _ in range(2):
         criterion(x, y)
-    losses = [criterion.of_class(c)(x[:, c : c + 1], y[:, c]) for c in range(3)]
-    torch.testing.assert_close(torch.stack(losses).sum(), criterion.eval()(x, y))
+    focused = float(criterion.current_edge_weight)
+    assert 0 < focused < 1
+    for training, weight in ((True, focused), (None, focused), (False, 1.0)):
+        assert criterion.of_class(2, training=training).edge_weight == pytest.approx(weight)
+    losses = [criterion.eval().of_class(c)(x[:, c : c + 1], y[:, c]) for c in range(C)]
+    torch.testing.assert_close(torch.stack(losses).sum(), criterion(x, y))
     assert criterion.counted_steps == 2  # these calls count nothing
     with pytest.raises(ValueError, match=r"got multilabel=True; for class c pass .*criterion.of_class\(c\)"):
         panel(x, y, criterion=criterion)

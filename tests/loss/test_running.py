@@ -186,18 +186,6 @@ def test_terms_and_maps_are_those_without_it() -> None:
     torch.testing.assert_close(criterion.edge_sums, twin.edge_sums)  # with maps and terms or without
 
 
-def test_a_class_alone_has_the_weights_of_the_mode() -> None:
-    criterion = EdgeAwareLoss(multilabel=True, ignore_index=IGNORE)
-    criterion(*steps(1, multilabel=True)[0])
-    for training, weight in (
-        (True, criterion.current_edge_weight),
-        (None, criterion.current_edge_weight),
-        (False, 1.0),
-    ):
-        assert criterion.of_class(2, training=training).edge_weight == pytest.approx(float(weight))
-    assert criterion.eval().of_class(2).edge_weight == 1
-
-
 def test_it_may_be_set_later() -> None:
     later, twin = focused(edge_focus=0), focused()
     later.edge_focus = GAMMA

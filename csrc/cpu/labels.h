@@ -36,7 +36,7 @@ template <typename A>
 struct EdgeWeights {
   std::vector<A> same;                 // A_n, by place
   std::vector<A> other;                // B_n of two classes, by place
-  std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of places
+  std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of places: up to C - 1 per pixel
   bool any;                            // whether there is an edge nearby; else nothing is set
 
   void clear() {

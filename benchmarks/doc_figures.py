@@ -317,6 +317,10 @@ FIGURES = {
         f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
         results="offsets.jsonl",
     ),
+    "edge weight": Figures(
+        "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
+        f' --losses "{NEW}" "{NEW} (old_focus 1)"',
+    ),
     "rivals": Figures(
         f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}", {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")}
     ),

@@ -76,8 +76,8 @@ def speed() -> dict[str, dict[str, Row]]:
 
 def ratios(case: str) -> str:
     """Return the ratios of a case as cells."""
-    found = [rows[case]["ratio"] for rows in speed().values() if case in rows]
-    return " | ".join(", ".join(f"{ratio[name]:.2f}" for ratio in found) for name in NAMES[1:])
+    by_processor = [rows[case]["ratio"] for rows in speed().values() if case in rows]
+    return " | ".join(", ".join(f"{ratio[name]:.2f}" for ratio in by_processor) for name in NAMES[1:])
 
 
 def cases_table(group: str) -> list[str]:
@@ -170,19 +170,20 @@ def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
 
 def ahead_table(plan: str, baseline: str, *losses: str, held_out: bool = False) -> list[str]:
     """Return how far losses with several seeds are ahead of another one: some of a plan, or all."""
-    found = results_of(plan, held_out=held_out).items()
-    rows = [(setting, row) for setting, results in found for row in summarize(results, baseline) if row["differences"]]
-    chosen = [pair for pair in rows if len(pair[1]["seeds"]) > 1 and (not losses or pair[1]["loss"] in losses)]
-    return differences_table(chosen, MAIN)
+    rows = []
+    for setting, results in results_of(plan, held_out=held_out).items():
+        compared = [row for row in summarize(results, baseline) if row["differences"] and len(row["seeds"]) > 1]
+        rows += [(setting, row) for row in compared if not losses or row["loss"] in losses]
+    return differences_table(rows, MAIN)
 
 
 def trained(plan: str, *, held_out: bool = False) -> dict[str, list[Summary]]:
     """Return the summaries of a plan's losses over the seeds that edgeloss was trained with, by setting."""
-    found = {}
+    summaries = {}
     for setting, results in results_of(plan, held_out=held_out).items():
         seeds = {row["run"]["seed"] for row in results if row["run"]["loss"] in ("module", "ours")}
-        found[setting] = summarize(row for row in results if row["run"]["seed"] in seeds)
-    return {setting: rows for setting, rows in found.items() if len(rows) > 1}  # otherwise there is nothing to compare
+        summaries[setting] = summarize(row for row in results if row["run"]["seed"] in seeds)
+    return {setting: rows for setting, rows in summaries.items() if len(rows) > 1}  # others have nothing to compare
 
 
 def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
@@ -193,8 +194,8 @@ def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
 
 def losses_table(plan: str, *, held_out: bool = False) -> list[str]:
     """Return the main scores of a plan's losses, a column for each."""
-    found = trained(plan, held_out=held_out)
-    rows = {data: {row["loss"]: scores(row) for row in of_data} for data, of_data in found.items()}
+    summaries = trained(plan, held_out=held_out)
+    rows = {data: {row["loss"]: scores(row) for row in of_data} for data, of_data in summaries.items()}
     losses = [*dict.fromkeys(loss for row in rows.values() for loss in row)]
     cells = ([data, *(row.get(loss, "–") for loss in losses)] for data, row in rows.items())
     return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
@@ -212,9 +213,9 @@ def points(summary: Summary) -> str:
 
 def sets_row(data: str) -> str:
     """Return a row of the five data sets: classes, seeds and scores of the losses."""
-    found = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
-    seeds = ", ".join(str(len(summary["seeds"])) for summary in found)
-    return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, found))}"
+    summaries = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
+    seeds = ", ".join(str(len(summary["seeds"])) for summary in summaries)
+    return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, summaries))}"
 
 
 def readme_table() -> list[str]:
@@ -222,9 +223,9 @@ def readme_table() -> list[str]:
     sets = {"camvid, pretrained network": [quality(PRETRAINED)[loss] for loss in (BASELINE, RIVAL, NEW)]}
     sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
     rows = []
-    for data, found in sets.items():
-        cells = [*map(scores, found)]
-        if all(found[-1]["differences"][name]["interval"][0] > 0 for name in MAIN):
+    for data, summaries in sets.items():
+        cells = [*map(scores, summaries)]
+        if all(summaries[-1]["differences"][name]["interval"][0] > 0 for name in MAIN):
             cells[-1] = f"**{cells[-1]}**"
         rows.append(f"{data} | {CLASSES[data.split(',')[0]]} | {' | '.join(cells)}")
     return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:", rows)

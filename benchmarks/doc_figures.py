@@ -27,6 +27,7 @@ CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 
 NEW = "EdgeAwareLoss()"
 # The default of the five data sets, and the same without its region term.
 OURS, NO_REGIONS = (f"EdgeAwareLoss() (region_weight {weight}, version 0.2)" for weight in ("0.25", "0"))
+PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 PRETRAINED = "camvid 240 × 180"
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
@@ -75,8 +76,8 @@ def speed() -> dict[str, dict[str, Row]]:
 
 def ratios(case: str) -> str:
     """Return the ratios of a case as cells."""
-    found = [rows[case]["ratio"] for rows in speed().values() if case in rows]
-    return " | ".join(", ".join(f"{ratio[name]:.2f}" for ratio in found) for name in NAMES[1:])
+    by_processor = [rows[case]["ratio"] for rows in speed().values() if case in rows]
+    return " | ".join(", ".join(f"{ratio[name]:.2f}" for ratio in by_processor) for name in NAMES[1:])
 
 
 def cases_table(group: str) -> list[str]:
@@ -167,30 +168,37 @@ def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
     return {row["loss"]: row for row in summarize(results_of(plan)[setting], baseline)}
 
 
-def gains_table(loss: str, baseline: str) -> list[str]:
-    """Return how far a loss is ahead of another one on the five data sets."""
-    return differences_table([(data, quality(data, baseline)[loss]) for data in CLASSES], MAIN)
+def ahead_table(plan: str, baseline: str, *losses: str, held_out: bool = False) -> list[str]:
+    """Return how far losses with several seeds are ahead of another one: some of a plan, or all."""
+    rows = []
+    for setting, results in results_of(plan, held_out=held_out).items():
+        compared = [row for row in summarize(results, baseline) if row["differences"] and len(row["seeds"]) > 1]
+        rows += [(setting, row) for row in compared if not losses or row["loss"] in losses]
+    return differences_table(rows, MAIN)
 
 
-def behind_table() -> list[str]:
-    """Return how far each loss is behind the default with a pretrained network, where there are several seeds."""
-    summaries = (
-        (setting, row) for setting in results_of("quality-pretrained.yaml") for row in quality(setting, NEW).values()
-    )
-    return differences_table(
-        [(setting, row) for setting, row in summaries if row["loss"] != NEW and len(row["seeds"]) > 1], MAIN
-    )
+def trained(plan: str, *, held_out: bool = False) -> dict[str, list[Summary]]:
+    """Return the summaries of a plan's losses over the seeds that edgeloss was trained with, by setting."""
+    summaries = {}
+    for setting, results in results_of(plan, held_out=held_out).items():
+        seeds = {row["run"]["seed"] for row in results if row["run"]["loss"] in ("module", "ours")}
+        summaries[setting] = summarize(row for row in results if row["run"]["seed"] in seeds)
+    return {setting: rows for setting, rows in summaries.items() if len(rows) > 1}  # others have nothing to compare
 
 
 def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
-    """Return the scores of a plan's losses over the seeds that edgeloss was trained with."""
-    rows: list[tuple[str, Summary]] = []
-    for setting, results in results_of(plan, held_out=held_out).items():
-        seeds = {row["run"]["seed"] for row in results if row["run"]["loss"] in ("module", "ours")}
-        found = summarize(row for row in results if row["run"]["seed"] in seeds)
-        if len(found) > 1:  # otherwise there is nothing to compare with yet
-            rows += [(setting, row) for row in found]
+    """Return the scores of a plan's losses, a row for each."""
+    rows = ((setting, row) for setting, rows in trained(plan, held_out=held_out).items() for row in rows)
     return scores_table(rows, ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge"))
+
+
+def losses_table(plan: str, *, held_out: bool = False) -> list[str]:
+    """Return the main scores of a plan's losses, a column for each."""
+    summaries = trained(plan, held_out=held_out)
+    rows = {data: {row["loss"]: scores(row) for row in of_data} for data, of_data in summaries.items()}
+    losses = [*dict.fromkeys(loss for row in rows.values() for loss in row)]
+    cells = ([data, *(row.get(loss, "–") for loss in losses)] for data, row in rows.items())
+    return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
 
 
 def scores(summary: Summary) -> str:
@@ -205,9 +213,9 @@ def points(summary: Summary) -> str:
 
 def sets_row(data: str) -> str:
     """Return a row of the five data sets: classes, seeds and scores of the losses."""
-    found = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
-    seeds = ", ".join(str(len(summary["seeds"])) for summary in found)
-    return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, found))}"
+    summaries = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
+    seeds = ", ".join(str(len(summary["seeds"])) for summary in summaries)
+    return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, summaries))}"
 
 
 def readme_table() -> list[str]:
@@ -215,9 +223,9 @@ def readme_table() -> list[str]:
     sets = {"camvid, pretrained network": [quality(PRETRAINED)[loss] for loss in (BASELINE, RIVAL, NEW)]}
     sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
     rows = []
-    for data, found in sets.items():
-        cells = [*map(scores, found)]
-        if all(found[-1]["differences"][name]["interval"][0] > 0 for name in MAIN):
+    for data, summaries in sets.items():
+        cells = [*map(scores, summaries)]
+        if all(summaries[-1]["differences"][name]["interval"][0] > 0 for name in MAIN):
             cells[-1] = f"**{cells[-1]}**"
         rows.append(f"{data} | {CLASSES[data.split(',')[0]]} | {' | '.join(cells)}")
     return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:", rows)
@@ -254,7 +262,7 @@ def landing_table() -> list[str]:
 
 
 MASKS = "--masks ../shared/camvid/val/masks"
-OF_PLAN = "python benchmarks/quality.py table --split val --plan configs"
+OF_PLAN, OF_HELD_OUT = (f"python benchmarks/quality.py table --split {s} --plan configs" for s in ("val", "held-out"))
 OF_TABLE = "--metrics f1_1 precision_1 recall_1 boundary_iou_005 miou ece_edge"
 SETS = "data | classes: | seeds: | cross-entropy: | control: | `region_weight=0`: | `EdgeAwareLoss()`:"
 FIGURES = {
@@ -298,36 +306,52 @@ FIGURES = {
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
         {"docs/README.md": landing_table},
     ),
-    "gains": Figures(f"{OF_PLAN}/quality-sets.yaml", {"docs/quality.md": partial(gains_table, OURS, BASELINE)}),
+    "gains": Figures(
+        f"{OF_PLAN}/quality-sets.yaml", {"docs/quality.md": partial(ahead_table, "quality-sets.yaml", BASELINE, OURS)}
+    ),
     "region": Figures(
         f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
-        {"docs/quality.md": partial(gains_table, OURS, NO_REGIONS)},
+        {"docs/quality.md": partial(ahead_table, "quality-sets.yaml", NO_REGIONS, OURS)},
     ),
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
         f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
         results="offsets.jsonl",
     ),
+    "edge weight": Figures(
+        "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
+        f' --losses "{NEW}" "{NEW} (old_focus 1)"',
+    ),
     "rivals": Figures(
         f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}", {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")}
     ),
     "quarter": Figures(
-        f"{OF_PLAN}/quality-quarter.yaml {OF_TABLE}", {"docs/tried.md": partial(trained_table, "quality-quarter.yaml")}
+        f"{OF_PLAN}/quality-quarter.yaml", {"docs/tried.md": partial(losses_table, "quality-quarter.yaml")}
+    ),
+    "controls": Figures(
+        f"{OF_PLAN}/quality-controls.yaml", {"docs/tried.md": partial(losses_table, "quality-controls.yaml")}
+    ),
+    "balance": Figures(
+        f'{OF_HELD_OUT}/quality-balance.yaml --baseline "{PASS}"',
+        {"docs/tried.md": partial(ahead_table, "quality-balance.yaml", PASS, held_out=True)},
     ),
     "pretrained": Figures(
         f"{OF_PLAN}/quality-pretrained.yaml {OF_TABLE}",
         {"docs/quality.md": partial(trained_table, "quality-pretrained.yaml")},
         {"docs/quality.md": pretrained_sentences},
     ),
-    "behind": Figures(f'{OF_PLAN}/quality-pretrained.yaml --baseline "{NEW}"', {"docs/quality.md": behind_table}),
+    "behind": Figures(
+        f'{OF_PLAN}/quality-pretrained.yaml --baseline "{NEW}"',
+        {"docs/quality.md": partial(ahead_table, "quality-pretrained.yaml", NEW)},
+    ),
 }
-TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out images
 FIGURES |= {
     f"trial of {name}": Figures(
-        f"python benchmarks/quality.py table --split held-out --plan configs/quality-{name}.yaml",
-        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", held_out=True)},
+        f"{OF_HELD_OUT}/quality-{name}.yaml",
+        {"docs/tried.md": partial(written_by, f"quality-{name}.yaml", held_out=True)},
     )
-    for name in TRIALS
+    for written_by, names in {trained_table: ("focus", "study"), losses_table: ("region", "terms")}.items()
+    for name in names
 }
 
 

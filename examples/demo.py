@@ -105,36 +105,36 @@ def run_python(*words: object) -> str:
 
 def write_pages(output: Path) -> None:
     """Write the page that compares both networks on the validation images, and a page about one of the images."""
-    data, found = output / "data", [output / name / "probabilities" for name in RUNS]
+    data, predictions = output / "data", [output / name / "probabilities" for name in RUNS]
     images, masks, classes = data / "val" / "images", data / "val" / "masks", ("--classes", data / "classes.txt")
     for name in RUNS:
         given = "--checkpoint", output / name / "last.ckpt", "--images", images, "-o", output / name, "--device", "cpu"
         run_python("examples/predict.py", *given, "--probabilities")
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
-    scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *found, *given))["images"]
+    scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *predictions, *given))["images"]
     gains = {name: (after["mean_iou"] or 0) - (before["mean_iou"] or 0) for name, (before, after) in scores.items()}
     shown = sorted(gains, key=gains.__getitem__)[len(gains) // 2]
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
-    run_python("-m", "edgeloss.cli", "view", "--pred", found[1] / f"{shown}.npy", *given)
+    run_python("-m", "edgeloss.cli", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
 
 
 def count_speckles(labels: Path, masks: Path, wire: int) -> int:
     """Return how many pixels are called wire more than 3 pixels away from any wire."""
     count = 0
     for path in sorted(labels.iterdir()):
-        found, truth = (np.asarray(Image.open(folder / path.name)) for folder in (labels, masks))
+        labeled, truth = (np.asarray(Image.open(folder / path.name)) for folder in (labels, masks))
         is_far = distance_transform_edt(truth != wire) > 3 if (truth == wire).any() else np.ones(truth.shape, bool)
-        count += int(((found == wire) & (truth != VOID_INDEX) & is_far).sum())
+        count += int(((labeled == wire) & (truth != VOID_INDEX) & is_far).sum())
     return count
 
 
 def about_speckles(counts: dict[str, int]) -> str:
     """Return a sentence about the pixels that are called wire where there is none."""
     (before, first), (after, second) = counts.items()
-    told = f"Pixels that are called wire, more than 3 px away from any: {first} with {before}, {second} with {after}."
+    about = f"Pixels that are called wire, more than 3 px away from any: {first} with {before}, {second} with {after}."
     if second > first:
-        told += " The loss finds more wires, and adds such speckles; comparison.html shows them in orange."
-    return told
+        about += " The loss finds more wires, and adds such speckles; comparison.html shows them in orange."
+    return about
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

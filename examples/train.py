@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Train a compact U-Net with the edge-aware loss on a folder of images and masks, on one device or on many.
 
-The trainer is Lightning's: its options, with those of model, data and loss, are in --help and --print_config.
+The trainer is Lightning's: `fit --help` has its options with those of model and data, `fit --model.loss.help` those of
+the loss, and --print_config all of them.
 
     python examples/train.py fit --config configs/shapes.yaml
     python examples/train.py fit --config configs/shapes.yaml --trainer.max_epochs=3 --model.loss.edge_weight=2

@@ -103,12 +103,12 @@ def at_percentiles(scored: Sequence[Window], percentiles: Iterable[float]) -> di
     Raises:
         ValueError: if a percentile is out of range.
     """
-    found = {}
+    chosen = {}
     for percentile in percentiles:
         if not 0 <= percentile <= 100:
             raise ValueError(f"--percentile: expected 0 to 100, but got {percentile:g}")
-        found[percentile] = scored[round(percentile / 100 * (len(scored) - 1))]
-    return found
+        chosen[percentile] = scored[round(percentile / 100 * (len(scored) - 1))]
+    return chosen
 
 
 def summary(scored: Sequence[Window]) -> str:

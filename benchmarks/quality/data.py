@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from edgeloss.io import read_classes
 from quality.runs import Place, Run
+from segkit import layouts
 from segkit.data import Augment, SegmentationDataset
-from segkit.layouts import Split, pair_folders, volumes
 
 HELD_OUT = 5  # one of this many training images
 
@@ -23,12 +22,6 @@ def read_labels(data: Path) -> tuple[list[str], int]:
     """Read the names of the classes of a data set, and its void label."""
     classes, void = read_classes(data / "classes.txt")
     return classes, 255 if void is None else void
-
-
-def open_folder(root: Path, num_classes: int, void: int, **options: Any) -> SegmentationDataset:  # noqa: ANN401
-    """Open a folder of volumes, or one with images/ and masks/; the options are those of the data set."""
-    pairs = volumes(root) if any(root.glob("*.npz")) else pair_folders(root / "images", root / "masks")
-    return SegmentationDataset(Split(pairs, [str(c) for c in range(num_classes)], void), **options)
 
 
 def augmentation(run: Run) -> Augment:
@@ -44,10 +37,9 @@ def open_part(
     Returns:
         The data set, which is in memory if its images change at random, and the indices in it.
     """
-    classes, void = read_labels(place.root / run.data)
-    folder = place.root / run.data / ("val" if scored and not run.held_out else "train")
-    options = {} if augment is None else {"augment": augment, "seed": run.seed, "cache": True}
-    dataset = open_folder(folder, len(classes), void, size=run.size, **options)
+    part = "val" if scored and not run.held_out else "train"
+    files = layouts.find("volumes" if run.dims == 3 else "folder", place.root / run.data, part)
+    dataset = SegmentationDataset(files, size=run.size, augment=augment, seed=run.seed, cache=augment is not None)
     everything = np.arange(len(dataset))
     if not run.held_out:
         return dataset, everything

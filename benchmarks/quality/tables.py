@@ -40,10 +40,10 @@ def rows_of(path: Path, runs: Iterable[Run]) -> dict[str, list[Row]]:
     for key, run in {run.key: run for run in runs}.items():
         if key in rows:
             grouped[run.data, run.split, run.settings].append(run)
-    names, named = [setting_of(found[0]) for found in grouped.values()], {}
-    for name, found in zip(names, grouped.values(), strict=True):
-        longer = f"{name}, {found[0].epochs} epochs" if names.count(name) > 1 else name
-        named[longer] = [rows[run.key] for run in found]
+    names, named = [setting_of(group[0]) for group in grouped.values()], {}
+    for name, group in zip(names, grouped.values(), strict=True):
+        longer = f"{name}, {group[0].epochs} epochs" if names.count(name) > 1 else name
+        named[longer] = [rows[run.key] for run in group]
     if not named or len(named) < len(grouped):
         what = "of one setting per data set; pass --plan" if named else "of these runs; train them with `plan`"
         raise ValueError(f"--results: expected results {what}, but got {path}")
@@ -91,7 +91,7 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
     rows = [_summary(loss, of_loss, grouped.get(baseline, []), baseline) for loss, of_loss in grouped.items()]
     for name in METRICS:
         differences = {row["loss"]: row["differences"][name] for row in rows if name in row["differences"]}
-        adjusted = holm({loss: found["p"] for loss, found in differences.items() if found["p"] is not None})
+        adjusted = holm({loss: own["p"] for loss, own in differences.items() if own["p"] is not None})
         for loss, p in adjusted.items():
             differences[loss]["p_holm"] = p
     return rows
@@ -125,13 +125,13 @@ def compare(values: Sequence[float]) -> Summary:
     """
     from scipy.stats import t
 
-    found: Summary = {"values": values, "mean": statistics.fmean(values), "interval": None, "p": None}
+    compared: Summary = {"values": values, "mean": statistics.fmean(values), "interval": None, "p": None}
     if len(values) > 1:
-        mean, error, freedom = found["mean"], statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1
+        mean, error, freedom = compared["mean"], statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1
         half = float(t.ppf(0.975, freedom)) * error
         p = 2 * float(t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
-        found |= {"interval": (mean - half, mean + half), "p": p}
-    return found
+        compared |= {"interval": (mean - half, mean + half), "p": p}
+    return compared
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -127,8 +127,8 @@ def pair_folders(images: Path, masks: Path, names: Path | None = None, ends: tup
     files = [_by_name(images, IMAGE_SUFFIXES, ends[0]), _by_name(masks, (".png",), ends[1])]
     chosen = sorted(files[0].keys() | files[1].keys()) if names is None else _read_names(names)
     for name in chosen:
-        for kind, folder, found, others in (("image", images, *files), ("mask", masks, *files[::-1])):
-            if name not in found:
+        for kind, folder, known, others in (("image", images, *files), ("mask", masks, *files[::-1])):
+            if name not in known:
                 raise InputError(f"{folder}: expected the {kind} {name} of {names or others[name]}, but there is none")
     return [Pair(name, files[0][name], files[1][name]) for name in chosen]
 

@@ -18,12 +18,13 @@ import torch
 from processes import wait_for_end
 
 from baselines.recipes import Progress, Recipe
-from quality.data import open_folder
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, SHOWN
 from quality.training import Training, execute, finish, load_network
 from result_table import read_rows
+from segkit import layouts
 from segkit.checkpoint import load_checkpoint
+from segkit.data import SegmentationDataset
 
 TINY: dict[str, Any] = {"data": "shapes", "epochs": 2, "batch": 4, "size": (16, 16)}  # batches of 4, 4 and 2 images
 
@@ -105,7 +106,7 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
     assert [len(training.chosen) for training in trainings] == [8, 8]
     assert (trainings[0].chosen == trainings[1].chosen).all()  # the same ones, whatever the seed
     held_out = [index for index in range(10) if index not in trainings[0].chosen]
-    plain = open_folder(place.root / "shapes" / "train", 10, 255, size=(16, 16))
+    plain = SegmentationDataset(layouts.find("folder", place.root / "shapes", "train"), size=(16, 16))
     scored = torch.cat([labels for _, labels in trainings[0].evaluated])
     assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
     sections = Training(Run("ce", {}, 0, held_out=True, contiguous=True, **TINY), place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch
 from documents import DOCUMENTS, blocks, name_of
 from torch import nn
 
+from edgeloss import EdgeAwareLoss, metrics
+
 
 def programs(document: Path) -> list[str]:
     """Return the blocks of Python without the prompts of a session."""
@@ -20,12 +21,6 @@ def programs(document: Path) -> list[str]:
 
 def stand_ins(folder: Path) -> dict[str, Any]:
     """Return what the programs expect of their readers: data, a model, and names that an earlier section imports."""
-    names = {
-        "edgeloss": ("EdgeAwareLoss",),
-        "edgeloss.functional": ("balanced_edge_class_weight",),
-        "edgeloss.metrics": ("BoundaryF1", "boundary_f1"),
-    }
-    found = {name: getattr(importlib.import_module(module), name) for module in names for name in names[module]}
     labels = torch.zeros(2, 24, 32, dtype=torch.long)
     labels[:, 4:20, 8:24], labels[:, 10:12], labels[:, :2] = 1, 2, 255
     images, model = torch.rand(2, 3, 24, 32), nn.Conv2d(3, 11, 3, padding=1)
@@ -34,21 +29,16 @@ def stand_ins(folder: Path) -> dict[str, Any]:
     (folder / "classes.txt").write_text("0 background\n1 body\n2 head\n")
     volume = np.random.default_rng(0).normal(size=(40, 50, 40)).astype(np.float32)
     np.savez(folder / "train" / "a.npz", image=volume, label=(volume > 1).astype(np.uint8), spacing=[2.0, 1.0, 1.0])
-    return found | {
+    return {
+        "EdgeAwareLoss": EdgeAwareLoss,
+        "BoundaryF1": metrics.BoundaryF1,
         "device": "cpu",
         "loader": loader,
         "train_loader": loader,
         "images": images,
         "labels": labels,
-        "targets": [labels],
-        "parts": [(model(images), labels)],
         "model": model,
         "logits": model(images).detach(),
-        "num_classes": 11,
-        "classes": range(11),
-        "void": 255,
-        "prediction": model(images).argmax(1),
-        "val_masks": labels,
         "step": 0,
     }
 

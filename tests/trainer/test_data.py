@@ -184,6 +184,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(kind: str, folder: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on one core
 @pytest.mark.parametrize(("size", "augment"), [((30, 50), None), (None, Augment())], ids=["plain", "augmented"])
 def test_a_cache_gives_the_same_without_the_files(
     size: tuple[int, int] | None, augment: Augment | None, folder: Path
@@ -194,8 +195,8 @@ def test_a_cache_gives_the_same_without_the_files(
     expected = [part[None] for index in range(3) for part in plain[index]]
     shutil.rmtree(folder / "images")
     for loader in (DataLoader(cached), DataLoader(cached, num_workers=2, multiprocessing_context="fork")):
-        found = [part for batch in loader for part in batch]
-        assert all(torch.equal(part, wanted) for part, wanted in zip(found, expected, strict=True))
+        parts = [part for batch in loader for part in batch]
+        assert all(torch.equal(part, wanted) for part, wanted in zip(parts, expected, strict=True))
 
 
 @pytest.mark.parametrize("kind", OPEN)
@@ -206,11 +207,11 @@ def test_a_cache_keeps_large_labels_and_is_not_changed_by_a_sample(kind: str, tm
     save_volume(tmp_path, "a", labels[None])
     dataset = OPEN[kind](tmp_path, num_classes=301, ignore_index=-100, cache=True)
     for _ in range(2):
-        image, found = dataset[0]
-        np.testing.assert_array_equal(found.squeeze(0).numpy(), labels)
+        image, mask = dataset[0]
+        np.testing.assert_array_equal(mask.squeeze(0).numpy(), labels)
         assert image.any()
         image.zero_()
-        found.zero_()
+        mask.zero_()
 
 
 # ------------------------------------------------------------------------------------------------------------- spacing

@@ -21,10 +21,10 @@ pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
 
 def test_speckles_are_counted_and_named(tmp_path: Path) -> None:
-    truth, found = np.zeros((20, 20), np.uint8), np.zeros((20, 20), np.uint8)
+    truth, labeled = np.zeros((20, 20), np.uint8), np.zeros((20, 20), np.uint8)
     truth[:, 2], truth[0, 12] = 2, 255
-    found[:, 4], found[0, 12], found[10, 12:14] = 2, 2, 2  # two columns off, ignored, and two speckles
-    for name, labels in (("masks", truth), ("labels", found)):
+    labeled[:, 4], labeled[0, 12], labeled[10, 12:14] = 2, 2, 2  # two columns off, ignored, and two speckles
+    for name, labels in (("masks", truth), ("labels", labeled)):
         (tmp_path / name).mkdir()
         Image.fromarray(labels).save(tmp_path / name / "000.png")
     assert demo.count_speckles(tmp_path / "labels", tmp_path / "masks", 2) == 2

@@ -45,6 +45,7 @@ def indices(batches: Iterable[MicroBatch]) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on one core
 def test_random_numbers_of_workers_depend_on_seed_epoch_and_worker_only() -> None:
     def drawn(seed: int, epoch: int) -> torch.Tensor:
         batches = Batches(Order(), 1, 2, at(epoch), seed=seed)
@@ -61,10 +62,10 @@ def test_random_numbers_of_workers_depend_on_seed_epoch_and_worker_only() -> Non
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_micro_batches_of_an_epoch(accumulate: int) -> None:
     batches = Batches(Order(), 4, 0, at(3, accumulate=accumulate), seed=7)
-    found = list(batches)
-    assert len(batches) == len(found)
-    assert sorted(indices(found)) == list(range(11))  # each image once
-    begins = [batch for batch in found if batch.step_labels is not None]
+    read = list(batches)
+    assert len(batches) == len(read)
+    assert sorted(indices(read)) == list(range(11))  # each image once
+    begins = [batch for batch in read if batch.step_labels is not None]
     assert [batch.step_images for batch in begins] == [4, 4, 3]
     assert [len(batch.step_labels or ()) for batch in begins] == [batch.parts for batch in begins]
     assert [batch.parts for batch in begins[:2]] == [accumulate] * 2
@@ -74,8 +75,8 @@ def test_micro_batches_of_an_epoch(accumulate: int) -> None:
         assert sorted(together.tolist()) == sorted(batch.labels.flatten().tolist())
     for done in (accumulate, 2 * accumulate):  # a resumed epoch goes on where it stopped
         rest = list(Batches(Order(), 4, 0, at(3, done, accumulate), seed=7))
-        assert [batch.names for batch in rest] == [batch.names for batch in found[done:]]
-        assert [batch.step_images for batch in rest] == [batch.step_images for batch in found[done:]]
+        assert [batch.names for batch in rest] == [batch.names for batch in read[done:]]
+        assert [batch.step_images for batch in rest] == [batch.step_images for batch in read[done:]]
     other = [batch.names for batch in Batches(Order(), 4, 0, at(4), seed=7)]
     assert other != [batch.names for batch in whole]
 

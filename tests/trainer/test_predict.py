@@ -92,9 +92,9 @@ def test_labels_are_the_networks(
     assert run(checkpoint, images, tmp_path / "out", *options) == 0
     assert written(tmp_path / "out") == {"classes.txt", *(f"labels/{name}.png" for name in SIZES)}
     logits = expected_logits(checkpoint, images / "a.png", of_a)
-    found = torch.from_numpy(pixels(tmp_path / "out/labels/a.png").astype(np.int64))
-    torch.testing.assert_close(logits.gather(0, found[None])[0], logits.amax(0), atol=1e-4, rtol=1e-4)  # up to ties
-    assert found.unique().numel() > 1  # otherwise any network would pass
+    labels = torch.from_numpy(pixels(tmp_path / "out/labels/a.png").astype(np.int64))
+    torch.testing.assert_close(logits.gather(0, labels[None])[0], logits.amax(0), atol=1e-4, rtol=1e-4)  # up to ties
+    assert labels.unique().numel() > 1  # otherwise any network would pass
 
 
 def test_windows_reach_the_network(
@@ -130,7 +130,7 @@ def test_palette_overlay_and_class_list(count: int, layout: str, images: Path, t
         np.testing.assert_array_equal(shown, colors[labels])
         assert pixels(out / "overlays" / f"{name}.jpg").shape == (*size, 3)
     image, labeled = pixels(images / "b.png").astype(float), colors[pixels(out / "labels/b.png")]
-    off = [np.abs(pixels(out / "overlays/b.jpg") - of).mean() for of in ((image + labeled) / 2, image, labeled)]
+    off = [np.abs(pixels(out / "overlays/b.jpg") - other).mean() for other in ((image + labeled) / 2, image, labeled)]
     assert off[0] < min(off[1:])  # JPEG is lossy
 
 
@@ -141,10 +141,10 @@ def test_labels_and_probabilities_are_measured_by_the_command(
     out, masks = tmp_path / "out", tmp_path / "masks"
     assert run(checkpoint, images, out, "--probabilities") == 0
     assert capsys.readouterr().err == f"3 images: {out}\n"
-    found = read_prediction(out / "probabilities" / "b.npy")
-    assert (found.kind, found.values.dtype) == ("probabilities", torch.float32)
+    prediction = read_prediction(out / "probabilities" / "b.npy")
+    assert (prediction.kind, prediction.values.dtype) == ("probabilities", torch.float32)
     expected = expected_logits(checkpoint, images / "b.png", (16, 24)).softmax(0)
-    torch.testing.assert_close(found.values, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(prediction.values, expected, atol=1e-6, rtol=1e-5)
     shutil.copytree(out / "labels", masks)
     for kind in ("labels", "probabilities"):
         arguments = ["--pred", out / kind, "--mask", masks, "--classes", out / "classes.txt"]

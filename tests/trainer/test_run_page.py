@@ -112,8 +112,8 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
 
     def texts(selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
-        found: list[str] = page.execute_script(script, selector)
-        return found
+        contents: list[str] = page.execute_script(script, selector)
+        return contents
 
     assert page.title == f"Run {tmp_path.name}"
     tiles = dict(zip(texts("header dt"), texts("header dd"), strict=True))

@@ -31,10 +31,10 @@ def scene(batch: int = 3) -> tuple[Tensor, Tensor]:
 
 def test_validation_metrics_are_those_of_the_whole_set() -> None:
     logits, target = scene()
-    found = validation_metrics(4, VOID)
+    collection = validation_metrics(4, VOID)
     for one in range(3):
-        found.update(logits[one : one + 1].argmax(1), target[one : one + 1])
-    figures = flatten(found.compute(), CLASSES)
+        collection.update(logits[one : one + 1].argmax(1), target[one : one + 1])
+    figures = flatten(collection.compute(), CLASSES)
 
     options: dict[str, Any] = {"num_classes": 4, "ignore_index": VOID}
     expected = {
@@ -52,9 +52,9 @@ def test_validation_metrics_are_those_of_the_whole_set() -> None:
     assert figures["miou"] == pytest.approx(sum(figures[f"iou/{name}"] for name in "abc") / 3)
     assert all(figures[f"{kind}/never"].isnan() for kind in BY_CLASS)
     assert figures.keys() == {"miou", *expected} | {f"{kind}/{name}" for kind in BY_CLASS for name in CLASSES}
-    found.reset()
-    found.update(torch.zeros(1, 8, 8, dtype=torch.int64), torch.full((1, 8, 8), VOID))
-    assert all(figure.isnan() for figure in flatten(found.compute(), CLASSES).values())  # there is nothing to measure
+    collection.reset()
+    collection.update(torch.zeros(1, 8, 8, dtype=torch.int64), torch.full((1, 8, 8), VOID))
+    assert all(figure.isnan() for figure in flatten(collection.compute(), CLASSES).values())  # nothing is measured
 
 
 @pytest.mark.parametrize("options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"decay": 2.0}])
@@ -68,9 +68,9 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
         loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
         gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
     norms = {name: float(gradient.norm()) for name, gradient in zip(names, gradients, strict=True)}
-    found = gradient_shares(EdgeAwareLoss(ignore_index=VOID, **options), logits, target)
-    assert list(found) == list(norms)
-    assert found == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)
+    shares = gradient_shares(EdgeAwareLoss(ignore_index=VOID, **options), logits, target)
+    assert list(shares) == list(norms)
+    assert shares == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)
 
 
 def test_shares_leave_everything_as_it_is_and_may_be_0() -> None:
@@ -90,9 +90,9 @@ def test_shares_leave_everything_as_it_is_and_may_be_0() -> None:
 
 def mean_figures(criterion: EdgeAwareLoss, *batches: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Return the weighted means of the figures of batches."""
-    found = [loss_figures(criterion, *batch) for batch in batches]
-    sums = {name: sum(float(f[name][0].nan_to_num() * f[name][1]) for f in found) for name in found[0]}
-    return {name: total / max(float(sum(f[name][1] for f in found)), 1e-9) for name, total in sums.items()}
+    results = [loss_figures(criterion, *batch) for batch in batches]
+    sums = {name: sum(float(f[name][0].nan_to_num() * f[name][1]) for f in results) for name in results[0]}
+    return {name: total / max(float(sum(f[name][1] for f in results)), 1e-9) for name, total in sums.items()}
 
 
 @pytest.mark.parametrize("options", [{}, {"radius": (2, 1), "decay": 1.0, "spacing": (3.0, 1.0)}])
@@ -100,12 +100,12 @@ def test_loss_figures_are_those_of_the_whole_set(options: dict[str, Any]) -> Non
     logits, target = scene(batch=5)
     target[3] = 1  # an image without an edge
     criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]), **options).eval()
-    found = mean_figures(criterion, (logits[:2], target[:2]), (logits[2:], target[2:]))
+    figures = mean_figures(criterion, (logits[:2], target[:2]), (logits[2:], target[2:]))
     _, terms = criterion(logits, target, return_terms=True)
     # The region term is averaged over images, which have their own numbers of pixels.
-    assert found == pytest.approx(found | {k: float(v) for k, v in terms.items() if k != "region"}, rel=1e-5)
+    assert figures == pytest.approx(figures | {k: float(v) for k, v in terms.items() if k != "region"}, rel=1e-5)
     correct, valid = logits.argmax(1) == target, target != VOID
-    assert found["accuracy"] == pytest.approx(float(correct[valid].double().mean()))
+    assert figures["accuracy"] == pytest.approx(float(correct[valid].double().mean()))
     nothing = loss_figures(criterion, logits, torch.full_like(target, VOID))
     assert {float(weight) for _, weight in nothing.values()} == {0.0}
 
@@ -116,10 +116,10 @@ def test_spacing_reaches_the_metrics_of_volumes() -> None:
     scores = [validation_metrics(3, VOID, spacing) for spacing in ((3.0, 1.0, 1.5), (3e3, 1e3, 1.5e3))]
     for one in scores:
         one.update(labels, target)
-    found, same = (flatten(one.compute(), ["a", "b", "c"]) for one in scores)
-    assert found == same
+    figures, same = (flatten(one.compute(), ["a", "b", "c"]) for one in scores)
+    assert figures == same
     score = metrics.boundary_f1(labels, target, 3, radius=1, ignore_index=VOID, spacing=(3.0, 1.0, 1.5))
-    assert found["boundary_f1_1"] == pytest.approx(float(score))
+    assert figures["boundary_f1_1"] == pytest.approx(float(score))
 
 
 def one_rank(rank: int, folder: Path) -> None:

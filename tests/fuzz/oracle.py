@@ -8,7 +8,6 @@ and other sizes are float64: nothing of them cancels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +92,7 @@ def interpolation(low: int, high: int) -> tuple[Array, Array]:
     return np.maximum(1 - apart, 0), np.where(apart < 1 + WIDE(1e-6), 2 * (at + WIDE(0.5)), 0)
 
 
-def along_axes(x: Array, matrices: Sequence[Array]) -> Array:
+def along_axes(x: Array, matrices: list[Array]) -> Array:
     """Multiply the last axes of an array by a matrix each."""
     for axis, matrix in enumerate(matrices, start=x.ndim - len(matrices)):
         x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
@@ -103,7 +102,7 @@ def along_axes(x: Array, matrices: Sequence[Array]) -> Array:
 # ------------------------------------------------------------------------------------------------------- the edge terms
 
 
-def window_pairs(size: Sequence[int], radius: Sequence[int]) -> tuple[Array, Array]:
+def window_pairs(size: tuple[int, ...], radius: list[int]) -> tuple[Array, Array]:
     """Return all pairs of pixels i, n within a window of each other, ordered by i."""
     i = n = np.zeros(1, np.int64)
     for length, r in zip(size, radius, strict=True):
@@ -114,7 +113,7 @@ def window_pairs(size: Sequence[int], radius: Sequence[int]) -> tuple[Array, Arr
     return i[order], n[order]
 
 
-def edge_distance(y: Array, valid: Array, spacing: Sequence[float]) -> Array:
+def edge_distance(y: Array, valid: Array, spacing: list[float]) -> Array:
     """Return the distance of pixels [I, *S] to the nearest valid one of another class; inf without one."""
     result = np.full(y.shape, HUGE)
     for k in np.unique(y):
@@ -168,7 +167,7 @@ def inverse(matrix: Array) -> tuple[Array, Array]:
 class Places:
     """The averages of the pixels of an image, and its regions of averages."""
 
-    def __init__(self, size: Sequence[int]) -> None:
+    def __init__(self, size: tuple[int, ...]) -> None:
         """Compute what pixels are in each average, one matrix [A, N] per axis."""
         self.size, self.side, self.values = size, (SIDE,) * len(size), POOL ** len(size)
         places = [(np.arange((n - 1) // POOL + 1), (np.arange(n) + POOL // 2) // POOL) for n in size]
@@ -381,10 +380,7 @@ class Images:
         return self.sum_by_logits(sizes, (depth, p), (1, p * depth))
 
     def gradient_of_regions(self, factor: Array, size: Array) -> tuple[Array, Array]:
-        """Return the gradient of the region terms [P, C], and what adds up in it, its unit, and what may be lost.
-
-        The factor is a sum over pixels, of numbers with these sizes.
-        """
+        """Return the gradient of the region terms [P, C], and what adds up in it, its unit, and what may be lost."""
         p, slopes, sizes = self.softmax.p, self.slopes, np.zeros((3, *self.softmax.p.shape))
         if self.terms.any():
             rounded = np.abs(slopes) + self.kind.eps * self.slope_sizes
@@ -392,9 +388,7 @@ class Images:
             sizes[1] = self.unit_of_slopes(self.slope_sizes)
             sizes[2] = self.sum_by_logits(slopes, (1, rough(np.where(p < self.least, p, 0))))
             slopes = p * (slopes * of_others(p) - of_others(p * slopes))  # by logits: p_c Σ_k p_k (s_c - s_k)
-        sizes = rough(factor) * sizes
-        sizes[1] += size * rough(slopes)
-        return factor * slopes, sizes
+        return factor * slopes, rough(size) * sizes
 
     def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
         """Return what arrives at neighbors for the class of the center, and its size, its unit, and what may be 0."""
@@ -412,14 +406,13 @@ class Images:
         result[rows] = np.add.reduceat(values[self.across][:, None] * shares, starts)
         return result
 
-    def gradient(self, ce: Array, edge: Array, region: Array, region_size: Array) -> list[Array]:
+    def gradient(self, ce: Array, edge: Array, *region: Array) -> list[Array]:
         """Return the gradient [I, C, *S'], its unit, what p - 1 adds to it, what may be lost, and what is read.
 
-        The arguments are the factors of these terms of each pixel, the last that of the sum over classes, and the size
-        of what adds up in it.
+        The arguments are the factors of these terms of each pixel, and the sizes of what adds up in the last one.
         """
         p, depth = self.softmax.p, self.softmax.depth
-        of_region, region_sizes = self.gradient_of_regions(region[:, None], region_size[:, None])
+        of_region, region_sizes = self.gradient_of_regions(*(each[:, None] for each in region))
         (toward, same), (away, other) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
         toward, away = toward + ce[:, None] * self.share, away * p  # the weights of -log p, and what -log(1 - p) gives
         result = p * of_others(toward) - toward * of_others(p) + away - self.passed_on(away, self.rest) + of_region
@@ -471,13 +464,13 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
         return values.reshape(*values.shape[:-1], len(x), many).sum(-1).repeat(many * i.shape[1], -1)
 
     count = np.maximum(1, per_image(i.terms))
-    of_images = [values.reshape(i.shape).sum(1) for values in (i.w * upstream, rough(i.w * upstream))]
-    factor_region, region_size = (factors["region"] * per_image(values) / count for values in of_images)
+    given = i.w * upstream
+    of_region = (factors["region"] * per_image(g.reshape(i.shape).sum(1)) / count for g in (given, np.abs(given)))
     parts = {k: np.array(i.maps[k]) * (i.v if k == "cross_entropy" else i.vu) for k in per if k in i.maps}
     parts["region"] = per_image(i.region) / count * i.w
     loss = sum(factor * parts[name] for name, factor in factors.items())
     terms = {name: tuple(per[name] * values.sum(1)) for name, values in parts.items()}
-    gradient, unit, *others = i.gradient(factor_ce, factor_edge, factor_region, rough(region_size))
+    gradient, unit, *others = i.gradient(factor_ce, factor_edge, *of_region)
     return Answer(
         tuple(loss.reshape(2, *y.shape) if o["reduction"] == "none" else loss.sum(1)),
         terms | {"edge_fraction": (i.is_edge.sum() / max(1, i.valid.sum()),) * 2},

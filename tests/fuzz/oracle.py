@@ -426,8 +426,8 @@ class Images:
         # 1 - p of the label passes through a sum, a logarithm and an exponential, which are rounded too.
         unit = 4 * same[1] * of_others(p * depth) + unit * depth + self.passed_on(other[1] * depth, shares)
         unit += region_sizes[1] + ce * self.many * rough(self.spread) * (1 + depth)  # of smoothing, it is p - 1
-        lost = np.where(self.softmax.p < self.least, size, 0) + np.where(others < self.least, kept, 0)
-        lost += (same[2] + other[2]).sum(1, keepdims=True) + region_sizes[2]
+        lost = self.passed_on(np.where(p < self.least, other[0], 0), shares) + np.where(others < self.least, kept, 0)
+        lost = np.where(p < self.least, size, lost) + (same[2] + other[2]).sum(1, keepdims=True) + region_sizes[2]
         shape = self.shape[0], *self.size, self.classes
         result, unit, by_softmax, lost, mass = (
             np.moveaxis(np.where(self.valid[:, None], values, 0).reshape(shape), -1, 1)[:, int(self.is_binary) :]

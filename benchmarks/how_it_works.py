@@ -63,7 +63,7 @@ def make_logits(labels: Tensor) -> Tensor:
 def make_figure(*, narrow: bool) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure with three places for maps, side by side or below each other."""
     # Inches: a map of 5 × 4, the space for its color bar, its title, and the margin.
-    wide, bar, title, margin = (3.34 if narrow else 2.7), 0.6, 0.27, 0.06
+    wide, bar, title, margin = (3.34 if narrow else 2.7), 0.6, (0.34 if narrow else 0.27), 0.06
     high = 0.8 * wide
     columns = 1 if narrow else 3
     width, height = columns * (wide + bar) + margin, 3 // columns * (title + high) + margin

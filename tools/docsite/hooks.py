@@ -85,7 +85,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return start + path
 
     if page.file.src_uri == "README.md":
-        page.meta["title"] = "A PyTorch loss for sharp borders between classes"  # of the window, next to the site's name
+        page.meta["title"] = "A PyTorch loss for sharp borders between classes"  # the name of the window
     markdown = ROW.sub(lambda row: BETWEEN_NUMBERS.sub("\N{NO-BREAK SPACE}", row[0]), LINK.sub(target, markdown))
     return COMMANDS.sub("```sh\n", markdown).replace("```python\n>>>", "```pycon\n>>>")
 

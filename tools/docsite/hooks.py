@@ -87,7 +87,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "README.md":
         page.meta["title"] = "A PyTorch loss for sharp borders between classes"  # the name of the window
     markdown = ROW.sub(lambda row: BETWEEN_NUMBERS.sub("\N{NO-BREAK SPACE}", row[0]), LINK.sub(target, markdown))
-    return COMMANDS.sub("```sh\n", markdown).replace("```python\n>>>", "```pycon\n>>>")
+    markdown = markdown.replace("  # doctest: +SKIP", "").replace("```python\n>>>", "```pycon\n>>>")
+    return COMMANDS.sub("```sh\n", markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -5,13 +5,15 @@
 * edge-step.png: what a step of gradient descent changes, by the cross-entropy and by the edge terms.
 * regions.png: what the region term compares, and what of the labels the prediction leaves open.
 
-White lines are the borders of the labels, gray pixels are ignored.
+White lines are the borders of the labels, gray pixels are ignored. The three maps of a picture stand side by side, and
+below each other in the file for narrow screens, whose name ends in -narrow.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, edge_weights
@@ -57,35 +60,58 @@ def make_logits(labels: Tensor) -> Tensor:
     return (blurred + 0.02).log()
 
 
-def make_figure() -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure with three places for maps."""
-    figure = Figure(figsize=(10, 2.7), layout="constrained")
-    return figure, figure.subplots(1, 3, subplot_kw={"xticks": [], "yticks": [], "facecolor": VOID})
+def make_figure(*, narrow: bool) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with three places for maps, side by side or below each other."""
+    # Inches: a map of 5 × 4, the space for its color bar, its title, and the margin.
+    wide, bar, title, margin = (3.34 if narrow else 2.7), 0.6, (0.34 if narrow else 0.27), 0.06
+    high = 0.8 * wide
+    columns = 1 if narrow else 3
+    width, height = columns * (wide + bar) + margin, 3 // columns * (title + high) + margin
+    figure = Figure(figsize=(width, height))
+    places = []
+    for row, column in product(range(3 // columns), range(columns)):
+        left, bottom = margin + column * (wide + bar), height - (row + 1) * (title + high)
+        box = (left / width, bottom / height, wide / width, high / height)
+        places.append(figure.add_axes(box, xticks=[], yticks=[], facecolor=VOID))
+    return figure, places
 
 
 def show_map(axes: Axes, values: Tensor, title: str, top: float | None = None, labels: Tensor | None = None) -> None:
     """Draw a map [H, W] from 0 to the top, with the borders of the labels over it."""
-    axes.figure.colorbar(axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=top), ax=axes)
-    axes.set(title=title)
+    drawn = axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=top)
+    bar = axes.figure.colorbar(
+        drawn, cax=axes.inset_axes((1.03, 0, 0.04, 1)), ticks=MaxNLocator(5, steps=[1, 2, 5, 10])
+    )
+    bar.ax.tick_params(labelsize=8.5, length=2)
+    bar.outline.set_visible(False)
+    set_title(axes, title)
     if labels is not None:
         draw_borders(axes, find_borders(labels.where(labels != IGNORED, -1).numpy()), "white", 0.6)
+
+
+def set_title(axes: Axes, title: str) -> None:
+    """Write a title above a map, and frame the map."""
+    axes.set_title(title, loc="left", size=10.5)
+    axes.spines[:].set(linewidth=0.5, color="0.4")
 
 
 def show_labels(axes: Axes, labels: Tensor) -> None:
     """Draw labels [H, W] in the colors of their classes."""
     colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
     axes.imshow(colors[labels.where(labels != IGNORED, CLASSES)].numpy())
-    axes.set(title="labels")
+    set_title(axes, "labels")
 
 
-def draw_weights(labels: Tensor) -> Figure:
+def draw_weights(labels: Tensor, *, narrow: bool) -> Figure:
     """Draw labels [H, W], A, and the sum of B over the classes."""
     weights = edge_weights(labels[None], CLASSES, ignore_index=IGNORED)
     other = torch.zeros(labels.numel(), dtype=torch.float64).index_add_(0, weights.pixel, weights.other_side)
     void = labels == IGNORED
-    figure, axes = make_figure()
+    figure, axes = make_figure(narrow=narrow)
     show_labels(axes[0], labels)
-    for shown, title, values in ((axes[1], "A", weights.same_side[0]), (axes[2], "Σ B", other.view_as(labels))):
+    titles = ("A: same side", "B: other side, all classes added up")
+    maps = (weights.same_side[0], other.view_as(labels))
+    for shown, title, values in zip(axes[1:], titles, maps, strict=True):
         shown.imshow(torch.where(void[..., None], torch.tensor(VOID), torch.tensor(NOTHING)).numpy())
         show_map(shown, values.masked_fill(values == 0, torch.nan), title, labels=labels)
     return figure
@@ -105,18 +131,18 @@ def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
     return change[0, 0].masked_fill(labels == IGNORED, torch.nan)
 
 
-def draw_step(labels: Tensor) -> Figure:
+def draw_step(labels: Tensor, *, narrow: bool) -> Figure:
     """Draw the probability of the label, and what a step by each of two losses adds to it."""
     logits = make_logits(labels)
     index = labels.where(labels != IGNORED, 0)[None, None]
     before = logits.softmax(1).gather(1, index)[0, 0].masked_fill(labels == IGNORED, torch.nan)
     changes = {
-        "a step by the cross-entropy": step(logits, labels, edge_weight=0.0),
-        "a step by the edge terms": step(logits, labels, ce_weight=0.0),
+        "added by a step of cross-entropy": step(logits, labels, edge_weight=0.0),
+        "added by a step of the edge terms": step(logits, labels, ce_weight=0.0),
     }
     top = max(change.nan_to_num().abs().max().item() for change in changes.values())
-    figure, axes = make_figure()
-    show_map(axes[0], before, "probability of the label", 1, labels)
+    figure, axes = make_figure(narrow=narrow)
+    show_map(axes[0], before, "probability of the label before", 1, labels)
     for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
         show_map(shown, change, title, top, labels)
     return figure
@@ -128,7 +154,7 @@ def regions(averages: Tensor) -> Tensor:
     return columns - columns.mean(1, keepdim=True)
 
 
-def draw_regions(labels: Tensor) -> Figure:
+def draw_regions(labels: Tensor, *, narrow: bool) -> Figure:
     """Draw averages of labels and prediction, and the residual of the best linear estimate of the former."""
     labels = labels.repeat_interleave(SCALE, 0).repeat_interleave(SCALE, 1)
     logits = make_logits(labels)
@@ -140,7 +166,7 @@ def draw_regions(labels: Tensor) -> Figure:
     inner = of_prediction @ of_prediction.T + noise * torch.eye(9, dtype=torch.float64)
     residual = of_labels - torch.linalg.solve(inner, of_prediction @ of_labels.T).T @ of_prediction
     left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
-    figure, axes = make_figure()
+    figure, axes = make_figure(narrow=narrow)
     titles = ("averages of the labels, z", "averages of the prediction, q", "what q leaves open of z")
     for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
         show_map(shown, values, title, z.max().item())
@@ -154,7 +180,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=IMAGES, metavar="FOLDER", help="default: %(default)s")
     folder, labels = parser.parse_args().output, make_labels()
     for name, draw in {"edge-weights": draw_weights, "edge-step": draw_step, "regions": draw_regions}.items():
-        save_figure(draw(labels), folder / f"{name}.png", 100)
+        save_figure(draw(labels, narrow=False), folder / f"{name}.png", 200)
+        save_figure(draw(labels, narrow=True), folder / f"{name}-narrow.png", 200)
 
 
 if __name__ == "__main__":

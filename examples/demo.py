@@ -22,8 +22,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from scipy.ndimage import distance_transform_edt
 
 from edgeloss.integrations.run_page import Row, is_share
@@ -48,6 +49,7 @@ CURVES = {
     "val/edge": "validation: mean edge term",
     "train/edge": "training: mean edge term",
 }
+COLORS = ("#0072b2", "#c24e00")  # of the two runs, as on the pages
 
 
 def train(name: str, output: Path, overrides: Sequence[str]) -> int:
@@ -61,35 +63,40 @@ def train(name: str, output: Path, overrides: Sequence[str]) -> int:
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            figures = re.findall(r"^epoch \S+|train loss \S+|mIoU \S+|boundary IoU \S+", line)
             if line.startswith("epoch"):
-                print(f"{name:>13}  {'  '.join(figures)}", flush=True)
+                scores = re.findall(r"mIoU \S+|boundary IoU \S+", line)  # not the losses, which can't be compared
+                print("  ".join([f"{name:>13}", f"epoch {line.split()[1]:>5}", *scores]), flush=True)
     return process.returncode
 
 
 def score_table(runs: dict[str, Row]) -> Table:
     """Return the scores of two runs, and what the second gains in percentage points."""
-    table = Table(Column(no_wrap=True), *SCORES.values(), title="Validation images, after the last epoch")
-    first, second = ([row[key] or 0.0 for key in SCORES] for row in runs.values())
-    for name, values in zip(runs, (first, second), strict=True):
-        table.add_row(name, *(f"{value:.1%}" for value in values))
-    table.add_section()
-    table.add_row("gain", *(f"{100 * (b - a):+.1f}" for a, b in zip(first, second, strict=True)))
+    table = Table(
+        title="\nValidation images, after the last epoch\n", title_justify="left", box=SIMPLE_HEAD, show_edge=False
+    )
+    for name in ("", *runs, "gain"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    first, second = runs.values()
+    for key, name in SCORES.items():
+        a, b = (row[key] or 0.0 for row in (first, second))
+        table.add_row(name, f"{a:.1%}", f"{b:.1%}", f"{100 * (b - a):+.1f}")
     return table
 
 
 def draw_curves(runs: dict[str, list[Row]]) -> Figure:
     """Draw one picture per figure in CURVES, with one line per run."""
-    figure = Figure(figsize=(13, 3), layout="constrained")
+    figure = Figure(figsize=(14, 3), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
-        for name, epochs in runs.items():
+        for (name, epochs), color in zip(runs.items(), COLORS, strict=True):
             values = [float("nan") if row.get(key) is None else row[key] for row in epochs]
-            axes.plot([row["epoch"] for row in epochs], values, marker=".", label=name)
-        axes.set_title(title, fontsize="medium")
+            axes.plot([row["epoch"] for row in epochs], values, marker=".", color=color, label=name)
+        axes.set_title(title, fontsize="medium", loc="left")
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if is_share(key):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        else:
+            axes.set_ylabel("loss of an edge pixel\nby its neighbors")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
@@ -128,13 +135,22 @@ def count_speckles(labels: Path, masks: Path, wire: int) -> int:
     return count
 
 
-def about_speckles(counts: dict[str, int]) -> str:
-    """Return a sentence about the pixels that are called wire where there is none."""
-    (before, first), (after, second) = counts.items()
-    about = f"Pixels that are called wire, more than 3 px away from any: {first} with {before}, {second} with {after}."
-    if second > first:
-        about += " The loss finds more wires, and adds such speckles; comparison.html shows them in orange."
-    return about
+def about_gains(first: Row, second: Row) -> str:
+    """Return a sentence about the scores in which the second run is ahead."""
+    gains = {name: 100 * ((second[key] or 0.0) - (first[key] or 0.0)) for key, name in SCORES.items()}
+    most = max(gains, key=gains.__getitem__)
+    if gains[most] <= 0:
+        return "Better with EdgeAwareLoss: none of the scores."
+    ahead = sum(gain > 0 for gain in gains.values())
+    return f"Better with EdgeAwareLoss: {ahead} of {len(gains)} scores, most of all {most} ({gains[most]:+.1f} points)."
+
+
+def about_speckles(first: int, second: int) -> str:
+    """Return a sentence about the pixels that two networks call wire where there is none."""
+    counts = f"{second} instead of {first} pixels are called wire more than 3 px away from any"
+    if second <= first:
+        return f"Not worse: {counts}."
+    return f"Worse: {counts}; comparison.html shows those added in orange."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,18 +183,22 @@ def run(options: argparse.Namespace) -> int:
     histories = {name: json.loads((output / name / "metrics.json").read_text())["epochs"] for name in RUNS}
     draw_curves(histories).savefig(output / "curves.png", dpi=150)
     write_pages(output)
-    console.print(score_table({name: history[-1] for name, history in histories.items()}))
+    last = {name: history[-1] for name, history in histories.items()}
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
-    counts = {name: count_speckles(output / name / "labels", masks, wire) for name in RUNS}
-    console.print(about_speckles(counts), markup=False)
-    console.print("Open these first:", markup=False)
-    for name, content in {
-        "comparison.html": "the validation images under both networks, and where they differ",
-        "report.html": "one of them: each term of the loss, pixel by pixel; the region term belongs to the image",
-        "curves.png": "the scores after each epoch; the mean edge term is the loss of an edge pixel by its neighbors",
+    counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
+    console.print(score_table(last))
+    console.print()
+    console.print(about_gains(*last.values()), about_speckles(*counts), sep="\n", markup=False)
+    console.print("\nOpen these first:", markup=False)
+    pages = {
+        "comparison.html": "all validation images under both networks",
+        "report.html": "one image: every term, pixel by pixel",
+        "curves.png": "the scores after each epoch",
         "EdgeAwareLoss/report.html": "the run, with its worst images",
-    }.items():
-        console.print(f"  {os.path.relpath(output / name):40} {content}", markup=False)
+    }
+    paths = {os.path.relpath(output / name): content for name, content in pages.items()}
+    for path, content in paths.items():
+        console.print(f"  {path:{max(map(len, paths))}}  {content}", markup=False)
     return 0
 
 

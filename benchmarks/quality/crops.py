@@ -6,14 +6,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from edgeloss.metrics.arguments import label_maps
 from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
 from pictures import save_figure
+
+if TYPE_CHECKING:  # slow to import, and not needed where nothing is drawn
+    from matplotlib.figure import Figure
 
 RADIUS = 1  # of the boundary F1
 
@@ -124,30 +128,110 @@ def summary(scored: Sequence[Window]) -> str:
 # ----------------------------------------------------------------------------------------------------------------- draw
 
 
-def plot_crops(split: Split, rows: Mapping[float, Window], about: str, path: Path) -> None:
-    """Draw the image, the truth and the predictions in each window, a row per window with its percentile.
+class Tile(NamedTuple):
+    """What is drawn of a window: colors [h, w, 3], and for a loss its boundary F1 and the true borders."""
 
-    Black lines are the true borders. Void is gray everywhere, since no score counts it.
+    title: str
+    colors: npt.NDArray[Any]
+    score: str = ""
+    borders: npt.NDArray[Any] | None = None
+
+
+Key = list[tuple[str, Any]]  # names of classes and their colors
+
+
+def tiles_of(split: Split, window: Window) -> tuple[list[Tile], Key]:
+    """Return the image, the truth and the predictions in a window, and the classes that they show.
+
+    Void is gray everywhere, since no score counts it.
     """
     from edgeloss.viz import distinct_colors
-    from edgeloss.viz.drawing import Picture, draw_figure, find_borders
+    from edgeloss.viz.drawing import find_borders
     from edgeloss.viz.palette import VOID
 
-    names, blocks, present = [*split.classes, "void"], [], set()
-    colors = np.vstack([distinct_colors(len(split.classes)), VOID])
+    colors, names = np.vstack([distinct_colors(len(split.classes)), VOID]), [*split.classes, "void"]
+    truth = window.crop(split.target)
+    is_void = truth == split.void
+    borders = find_borders(truth.masked_fill(is_void, -1).numpy())
+    maps = [
+        window.crop(labels).masked_fill(is_void, len(split.classes)).numpy()
+        for labels in (split.target, *split.predictions.values())
+    ]
+    tiles = [Tile("image", window.crop(split.images).permute(1, 2, 0).numpy()), Tile("true labels", colors[maps[0]])]
+    for title, labels, score in zip(split.predictions, maps[1:], window.scores, strict=True):
+        tiles.append(Tile(title, colors[labels], f"F1 {100 * score:.0f} %", borders))
+    return tiles, [(names[label], tuple(colors[label])) for label in np.unique(maps)]
+
+
+def plot_crops(split: Split, rows: Mapping[float, Window], about: str, path: Path) -> None:
+    """Draw windows below each other, with their percentiles; black lines are the true borders."""
+    from edgeloss.viz.drawing import Picture, draw_figure
+
+    blocks: list[list[Picture]] = []
+    present: dict[str, Any] = {}
     for percentile, window in rows.items():
-        truth = window.crop(split.target)
-        is_void = truth == split.void
-        borders = find_borders(truth.masked_fill(is_void, -1).numpy())
+        (image, *others), key = tiles_of(split, window)
+        present |= dict(key)
         place = f"row {window.top}, column {window.left}, percentile {percentile:g}"
-        block = [Picture(split.names[window.image], place, window.crop(split.images).permute(1, 2, 0).numpy())]
-        scores = ["", *(f"F1 {100 * score:.0f} %" for score in window.scores)]
-        for (title, maps), score in zip({"truth": split.target, **split.predictions}.items(), scores, strict=True):
-            labels = window.crop(maps).masked_fill(is_void, len(split.classes)).numpy()
-            present |= set(np.unique(labels).tolist())
-            name, opening, options = title.partition(" (")
-            about_loss = f"{score}{opening}{options}"
-            block.append(Picture(name, about_loss, colors[labels], borders=borders, lines=[("black", 1)]))
+        block = [Picture(split.names[window.image], place, image.colors)]
+        for tile in others:
+            name, opening, options = tile.title.partition(" (")
+            about_loss = f"{tile.score}{opening}{options}"
+            block.append(Picture(name, about_loss, tile.colors, borders=tile.borders, lines=[("black", 1)]))
         blocks.append(block)
-    key = [(names[label], tuple(colors[label])) for label in sorted(present)]
-    save_figure(draw_figure(blocks, truth.shape, key, title=about), path, 128)
+    names = [name for name in (*split.classes, "void") if name in present]
+    shape = image.colors.shape[:2]
+    save_figure(draw_figure(blocks, shape, [(name, present[name]) for name in names], title=about), path, 128)
+
+
+def plot_benefit(tiles: Sequence[Tile], key: Key, folder: Path) -> None:
+    """Draw one window for the first page: side by side, and two by two for narrow screens."""
+    for name, columns in {"benefit": len(tiles), "benefit-narrow": 2}.items():
+        save_figure(draw_tiles(tiles, key, columns), folder / f"{name}.png", 200)
+
+
+def draw_tiles(tiles: Sequence[Tile], key: Key, columns: int) -> Figure:
+    """Draw tiles in a grid, with the key in its free places or else below; a width of 10 inches is a page's."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    from edgeloss.viz.drawing import draw_borders
+
+    side, gap, above, below, line = 1.92, 0.1, 0.26, 0.24, 0.2  # inches; above a tile is its title, below its score
+    margin = 0.08
+    free = -len(tiles) % columns  # places of the grid
+    places = 2 if free else 3 if columns < len(tiles) else len(key)  # names side by side
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    ends = np.cumsum([above + side + below * any(tile.score for tile in row) + 0.04 for row in rows])  # downwards
+    width = columns * (side + gap) - gap + 2 * margin
+    height = float(ends[-1]) + 2 * margin + (0 if free else 0.1 + line * math.ceil(len(key) / places))
+    figure = Figure(figsize=(width, height))
+    for number, tile in enumerate(tiles):
+        row = number // columns
+        left, top = margin + number % columns * (side + gap), height - margin - above - (ends[row - 1] if row else 0)
+        axes = figure.add_axes((left / width, (top - side) / height, side / width, side / height))
+        axes.imshow(tile.colors, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(linewidth=0.75)
+        draw_borders(axes, tile.borders, "black", 1)
+        weight = "bold" if tile is tiles[-1] else "normal"
+        axes.set_title(tile.title.partition(" (")[0], loc="left", size=10.5, weight=weight, pad=5)
+        score = f"boundary {tile.score}" if tile.score else ""
+        axes.text(0, -0.035, score, va="top", transform=axes.transAxes, size=10, weight=weight)
+    corner = ((width - margin - side) / width, top / height) if free else (margin / width, margin / height)
+    figure.legend(
+        [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in key],
+        [name for name, _ in key],
+        loc="upper left" if free else "lower left",
+        bbox_to_anchor=corner,
+        ncols=places,
+        fontsize=9.5,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=1,
+        handleheight=1,
+        handletextpad=0.4,
+        columnspacing=1.1,
+    )
+    return figure

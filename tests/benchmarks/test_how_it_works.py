@@ -27,5 +27,6 @@ def test_pictures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     how_it_works.main()
     page = (Path(how_it_works.__file__).parents[1] / "docs" / "how-it-works.md").read_text()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert sizes.keys() == set(re.findall(r"images/(\S+\.png)", page))
+    shown = re.findall(r"images/(\S+)\.png", page)
+    assert sizes.keys() == {f"{name}{width}.png" for name in shown for width in ("", "-narrow")}
     assert max(sizes.values()) < LIMIT

@@ -17,6 +17,7 @@ SECTIONS = {
 }
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+SOURCE = re.compile(r'\bsrc(?:set)?="([^"]+)"')  # of a <picture>
 
 
 # gradcheck warns about float32, and the document shows that it fails there.
@@ -38,7 +39,8 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links(document: Path) -> None:
-    for path, anchor in LINK.findall(document.read_text()):
+    text = document.read_text()
+    for path, anchor in [*LINK.findall(text), *((path, "") for path in SOURCE.findall(text))]:
         target = document.parent / path if path else document
         assert target.exists(), f"{name_of(document)}: {path}"
         assert not anchor or anchor in anchors(target), f"{name_of(document)}: {path}#{anchor}"

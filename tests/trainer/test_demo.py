@@ -28,8 +28,16 @@ def test_speckles_are_counted_and_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         Image.fromarray(labels).save(tmp_path / name / "000.png")
     assert demo.count_speckles(tmp_path / "labels", tmp_path / "masks", 2) == 2
-    assert "2 with a, 5 with b. The loss finds more wires" in demo.about_speckles({"a": 2, "b": 5})
-    assert demo.about_speckles({"a": 5, "b": 2}).endswith("5 with a, 2 with b.")
+    assert demo.about_speckles(2, 5).startswith("Worse: 5 instead of 2 pixels are called wire")
+    assert demo.about_speckles(5, 2).startswith("Not worse: 2 instead of 5 pixels are called wire")
+
+
+def test_gains_are_counted() -> None:
+    first: dict[str, Any] = dict.fromkeys(demo.SCORES, 0.5)
+    second = first | {"val/miou": 0.4, "val/iou/wire": 0.6, "val/edge_accuracy": 0.55}
+    expected = "Better with EdgeAwareLoss: 2 of 5 scores, most of all IoU of wires (+10.0 points)."
+    assert demo.about_gains(first, second) == expected
+    assert demo.about_gains(first, first) == "Better with EdgeAwareLoss: none of the scores."
 
 
 @pytest.mark.slow
@@ -37,11 +45,12 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
     assert demo.main(["--epochs", "1", "-o", str(tmp_path)]) == 0
     out = capfd.readouterr().out
     for name in demo.RUNS:
-        assert f"{name:>13}  epoch 1/1  train loss" in out
+        assert f"{name:>13}  epoch   1/1  mIoU" in out
         assert metrics_of(tmp_path / name)[0]["epoch"] == 1
-    table = {cells[0]: cells[1:] for cells in (re.findall(r"[\w.%+-]+", line) for line in out.splitlines()) if cells}
-    before, after = (np.array([float(cell.rstrip("%")) for cell in table[name]]) for name in demo.RUNS)
-    np.testing.assert_allclose(np.array(table["gain"], float), after - before, atol=0.11)
+    rows = re.findall(r"^ *(\D.*?) +([\d.]+)% +([\d.]+)% +([+-][\d.]+)", out, re.MULTILINE)
+    assert [name for name, *_ in rows] == [*demo.SCORES.values()]
+    before, after, gain = np.array([figures for _, *figures in rows], float).T
+    np.testing.assert_allclose(gain, after - before, atol=0.11)
     for line in out.split("Open these first:\n")[1].splitlines():
         path = Path(line.split()[0])
         assert path.stat().st_size > 10_000
@@ -67,7 +76,7 @@ def test_the_trainings_end_with_a_killed_demo(tmp_path: Path) -> None:
         while len(trainings) < 2:
             line = running.stdout.readline()
             assert line
-            trainings |= {*re.findall(r"  epoch (\d+)", line)}
+            trainings |= {*re.findall(r"  epoch +(\d+)", line)}
         running.kill()
     for training_process in trainings:
         wait_for_end(int(training_process))

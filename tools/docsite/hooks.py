@@ -29,6 +29,9 @@ API = {
 }
 COMMANDS = re.compile(r"^```\n(?=(?:edgeloss|make|pip|python) )", re.MULTILINE)
 LINK = re.compile(r"(\]\()((?:\.\./|(?=docs/))[^)#\s]*)")
+ROW = re.compile(r"^\|.*", re.MULTILINE)
+BETWEEN_NUMBERS = re.compile(r"(?<=[\d,×±]) (?=[-\d×±])")
+PICTURE = re.compile(r'<img [^>]*src="([^"]*images/([^"/]+))\.png"[^>]*>')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,7 +43,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the API, the changelog, and the files of the theme."""
     paths = {"CHANGELOG.md": ROOT / "CHANGELOG.md"}
-    paths |= {f"assets/{name}": HERE / name for name in ("style.css", "math.js")}
+    paths |= {f"assets/{name}": HERE / name for name in ("style.css", "math.js", "favicon.svg")}
     katex = (KATEX / "katex.min.css", KATEX / "katex.min.js", *KATEX.glob("fonts/*.woff2"))
     paths |= {f"assets/katex/{path.relative_to(KATEX).as_posix()}": path for path in katex}
     for page, text in api_pages().items():
@@ -65,7 +68,7 @@ def api_pages() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the API or to the repository, and color examples as sessions and commands."""
+    """Lead links out of docs/ to the API or to the repository, keep figures of tables whole, and color examples."""
 
     def target(match: re.Match[str]) -> str:
         start, path = match.groups()
@@ -81,5 +84,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             path = f"{REPOSITORY}/{'tree' if os.path.isdir(ROOT / path) else 'blob'}/main/{path}"
         return start + path
 
-    markdown = COMMANDS.sub("```sh\n", LINK.sub(target, markdown))
-    return markdown.replace("```python\n>>>", "```pycon\n>>>")
+    if page.file.src_uri == "README.md":
+        page.meta["title"] = "A PyTorch loss for sharp borders between classes"  # the name of the window
+    markdown = ROW.sub(lambda row: BETWEEN_NUMBERS.sub("\N{NO-BREAK SPACE}", row[0]), LINK.sub(target, markdown))
+    markdown = markdown.replace("  # doctest: +SKIP", "").replace("```python\n>>>", "```pycon\n>>>")
+    return COMMANDS.sub("```sh\n", markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show the version for narrow screens of the pictures that have one."""
+
+    def picture(match: re.Match[str]) -> str:
+        image, path, name = match.group(0, 1, 2)
+        if not (ROOT / "docs" / "images" / f"{name}-narrow.png").exists():
+            return image
+        source = f'<source media="(max-width: 44rem)" srcset="{path}-narrow.png">'
+        return f"<picture>{source}{image}</picture>"
+
+    return PICTURE.sub(picture, html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the theme's search for screen readers."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')

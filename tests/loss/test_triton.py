@@ -101,6 +101,15 @@ def test_no_memory_is_read_before_it_is_written(size: tuple[int, int], decay: fl
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-8)
 
 
+def test_distances_of_nan_reach_the_loss() -> None:
+    """Nothing checks them; edge pixels that have them write what their neighbors read."""
+    x, y, options = call(3, (7, 8), decay=1.5, validate="never", distance=torch.full((1, 7, 8), torch.nan))
+    loss, terms = TRITON.loss(x, y, return_terms=True, **options)
+    _, expected = Column("reference").loss(x, y, return_terms=True, **options)
+    assert loss.isnan()
+    assert terms["edge_fraction"] == expected["edge_fraction"] > 0
+
+
 @pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"edge_focus": 0.0}, {"edge_class_weight": None}])
 def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = call(3, (10, 11))

@@ -95,16 +95,16 @@ def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
     return registers, sum(word in SPILLS for word in words)
 
 
-def has_races(compiled: Any) -> bool:  # noqa: ANN401
-    """Return whether an element may be written by several threads: stores divide a tile differently, with no barrier."""
-    code = compiled.asm["ttgir"]
-    return len(set(re.findall(r"tt\.store .*(#blocked\d*)>", code))) > 1 and "barrier" not in code
+def has_races(kernel: str, compiled: Any) -> bool:  # noqa: ANN401
+    """Return whether several threads write an element: stores divide a tile in different ways, without a barrier."""
+    layouts = set(re.findall(r"tt\.store .*(#blocked\d*)>", compiled.asm["ttgir"]))
+    return kernel == REWRITING and len(layouts) > 1 and "barrier" not in compiled.asm["ttgir"]
 
 
 def compile_form(form: str, target: str) -> list[Row]:
     """Return a row for each kernel of a call for a target."""
     return [
-        Row(form, target, name, *resources(compiled), compiled.metadata.shared, name == REWRITING and has_races(compiled))
+        Row(form, target, name, *resources(compiled), compiled.metadata.shared, has_races(name, compiled))
         for name, compiled in kernels_of(FORMS[form], target).items()
     ]
 

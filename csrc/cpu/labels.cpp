@@ -312,7 +312,9 @@ void EdgeWindows<A>::add_around(const Region& region, const Flags& groups, const
       for_each_flagged(block, flags, [&](int64_t z, int64_t y, const uint8_t* row) {
         for (int64_t i = 0; i < (block.last[2] - x) / kGroup; ++i) {
           if (row[i]) continue;
-          std::fill_n(to.same + box_.at(z, y, x + i * kGroup), kGroup, A(0));
+          const int64_t at = box_.at(z, y, x + i * kGroup);
+          std::fill_n(to.same + at, kGroup, A(0));
+          std::fill_n(to.across + at, kGroup, A(0));  // of places behind the image too, which other blocks see
         }
       });
     }
@@ -402,11 +404,13 @@ void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
     const bool is_inside = slab_.first_slice <= z && z < slab_.last_slice && slab_.first_row <= y && y < slab_.last_row;
     if (!totals || !is_inside) return;
     for_each_found(groups, groups_, [&](int64_t group) {
+      double of_group = 0;  // the roundings of a long sum of nearly equal numbers may all have the same sign
       for (int64_t x = group * kGroup; x < (group + 1) * kGroup; ++x) {
         const bool is_edge = u[x] >= A(0);
         ++totals->counts[is_edge ? label[x] : g_.classes];
-        totals->weight += is_edge ? static_cast<double>(u[x]) : 0;
+        of_group += is_edge ? static_cast<double>(u[x]) : 0;
       }
+      totals->weight += of_group;
     });
   });
 }

@@ -65,6 +65,7 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) 
   const GatheredImage<A> image(call, slab.image);
   const Geometry& g = call.g;
   const int16_t* label = image.map.label;
+  double parts[2][16] = {};  // the roundings of a long sum of nearly equal numbers may all have the same sign
   std::vector<A> t[2], d[2];
   for_each_row(slab, [&](int64_t z, int64_t y) {
     const int64_t row = z * g.height + y;
@@ -91,11 +92,14 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) 
           for (size_t j = 0; j < t[side].size(); ++j) body(t[side][j], d[side][j]);
         };
         const A term = image.mean.find_term(for_each, image.sides[i][side]);
-        sums[side] += u * term;
+        parts[side][column % 16] += u * term;
         if (maps) maps[(side * g.batch + slab.image) * g.pixels + i] = term;
       }
     }
   });
+  for (int side = 0; side < 2; ++side) {
+    for (const double part : parts[side]) sums[side] += part;
+  }
 }
 
 template <typename A>

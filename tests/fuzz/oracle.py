@@ -380,8 +380,11 @@ class Images:
         p, depth = rough(self.softmax.p), self.softmax.depth
         return self.sum_by_logits(sizes, (depth, p), (1, p * depth))
 
-    def gradient_of_regions(self, factor: Array) -> tuple[Array, Array]:
-        """Return the gradient of the region terms [P, C], and what adds up in it, its unit, and what may be lost."""
+    def gradient_of_regions(self, factor: Array, size: Array) -> tuple[Array, Array]:
+        """Return the gradient of the region terms [P, C], and what adds up in it, its unit, and what may be lost.
+
+        The factor is a sum over pixels, of numbers with these sizes.
+        """
         p, slopes, sizes = self.softmax.p, self.slopes, np.zeros((3, *self.softmax.p.shape))
         if self.terms.any():
             rounded = np.abs(slopes) + self.kind.eps * self.slope_sizes
@@ -389,7 +392,9 @@ class Images:
             sizes[1] = self.unit_of_slopes(self.slope_sizes)
             sizes[2] = self.sum_by_logits(slopes, (1, rough(np.where(p < self.least, p, 0))))
             slopes = p * (slopes * of_others(p) - of_others(p * slopes))  # by logits: p_c Σ_k p_k (s_c - s_k)
-        return factor * slopes, rough(factor) * sizes
+        sizes = rough(factor) * sizes
+        sizes[1] += size * rough(slopes)
+        return factor * slopes, sizes
 
     def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
         """Return what arrives at neighbors for the class of the center, and its size, its unit, and what may be 0."""
@@ -407,13 +412,14 @@ class Images:
         result[rows] = np.add.reduceat(values[self.across][:, None] * shares, starts)
         return result
 
-    def gradient(self, ce: Array, edge: Array, region: Array) -> list[Array]:
+    def gradient(self, ce: Array, edge: Array, region: Array, region_size: Array) -> list[Array]:
         """Return the gradient [I, C, *S'], its unit, what p - 1 adds to it, what may be lost, and what is read.
 
-        The arguments are the factors of these terms of each pixel, the last that of the sum over classes.
+        The arguments are the factors of these terms of each pixel, the last that of the sum over classes, and the size
+        of what adds up in it.
         """
         p, depth = self.softmax.p, self.softmax.depth
-        of_region, region_sizes = self.gradient_of_regions(region[:, None])
+        of_region, region_sizes = self.gradient_of_regions(region[:, None], region_size[:, None])
         (toward, same), (away, other) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
         toward, away = toward + ce[:, None] * self.share, away * p  # the weights of -log p, and what -log(1 - p) gives
         result = p * of_others(toward) - toward * of_others(p) + away - self.passed_on(away, self.rest) + of_region
@@ -465,12 +471,13 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
         return values.reshape(*values.shape[:-1], len(x), many).sum(-1).repeat(many * i.shape[1], -1)
 
     count = np.maximum(1, per_image(i.terms))
-    factor_region = factors["region"] * per_image((i.w * upstream).reshape(i.shape).sum(1)) / count
+    of_images = [values.reshape(i.shape).sum(1) for values in (i.w * upstream, rough(i.w * upstream))]
+    factor_region, region_size = (factors["region"] * per_image(values) / count for values in of_images)
     parts = {k: np.array(i.maps[k]) * (i.v if k == "cross_entropy" else i.vu) for k in per if k in i.maps}
     parts["region"] = per_image(i.region) / count * i.w
     loss = sum(factor * parts[name] for name, factor in factors.items())
     terms = {name: tuple(per[name] * values.sum(1)) for name, values in parts.items()}
-    gradient, unit, *others = i.gradient(factor_ce, factor_edge, factor_region)
+    gradient, unit, *others = i.gradient(factor_ce, factor_edge, factor_region, rough(region_size))
     return Answer(
         tuple(loss.reshape(2, *y.shape) if o["reduction"] == "none" else loss.sum(1)),
         terms | {"edge_fraction": (i.is_edge.sum() / max(1, i.valid.sum()),) * 2},

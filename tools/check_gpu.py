@@ -1,4 +1,4 @@
-"""Compile the kernels of GPUs as calls of the loss do, without a GPU; print a table, and fail on register spills.
+"""Compile the kernels of GPUs as calls of the loss do, without a GPU; print a table, and fail on spills and races.
 
 Usage, from the repository's root: python tools/check_gpu.py [--targets sm_90 gfx942] [--forms NAME ...]
 
@@ -36,12 +36,16 @@ FORMS: dict[str, Form] = {
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
 
 
+REWRITING = "backward"  # the kernel that writes some elements more than once
 REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has
 EXIT, SPILLS = 0x94D, (0x983, 0x387)  # operations in the low 12 bits of an instruction: EXIT; LDL and STL
 
 
 class Row(NamedTuple):
-    """Resources of a compiled kernel; spills are loads and stores of them, or of AMD spilled registers."""
+    """Resources of a compiled kernel; spills are loads and stores of them, or of AMD spilled registers.
+
+    A kernel has races where threads write what others have written, and do not wait for them.
+    """
 
     form: str
     target: str
@@ -49,6 +53,7 @@ class Row(NamedTuple):
     registers: int
     spills: int
     shared: int
+    has_races: bool
 
 
 class _Driver:
@@ -90,10 +95,16 @@ def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
     return registers, sum(word in SPILLS for word in words)
 
 
+def has_races(kernel: str, compiled: Any) -> bool:  # noqa: ANN401
+    """Return whether several threads write an element: stores divide a tile in different ways, without a barrier."""
+    layouts = set(re.findall(r"tt\.store .*(#blocked\d*)>", compiled.asm["ttgir"]))
+    return kernel == REWRITING and len(layouts) > 1 and "barrier" not in compiled.asm["ttgir"]
+
+
 def compile_form(form: str, target: str) -> list[Row]:
     """Return a row for each kernel of a call for a target."""
     return [
-        Row(form, target, name, *resources(compiled), compiled.metadata.shared)
+        Row(form, target, name, *resources(compiled), compiled.metadata.shared, has_races(name, compiled))
         for name, compiled in kernels_of(FORMS[form], target).items()
     ]
 
@@ -146,10 +157,11 @@ def main() -> int:
     print(f"{'form':30} {'target':8} {'kernel':16} {'registers':>9} {'spills':>6} {'shared':>6}")
     for row in found:
         print(f"{row.form:30} {row.target:8} {row.kernel:16} {row.registers:9} {row.spills:6} {row.shared:6}")
-    spilled = [row for row in found if row.spills]
-    for row in spilled:
-        print(f"{row.kernel} spills {row.spills} for {row.target} ({row.form})", file=sys.stderr)
-    return bool(spilled)
+    failed = [row for row in found if row.spills or row.has_races]
+    for row in failed:
+        reason = f"spills {row.spills}" if row.spills else "writes what other threads write, without a barrier,"
+        print(f"{row.kernel} {reason} for {row.target} ({row.form})", file=sys.stderr)
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -150,9 +150,9 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr
                 w = tl.exp((tl.where(k == y, least_same, least_across) - d) / grid.decay)
             same += tl.where(k == y, w, 0.0)
             across += tl.where((k >= 0) & (k != y), w, 0.0)
-        is_edge = (across > 0) & (y >= 0)
+        is_edge = (across != 0) & (y >= 0)  # also with distances of nan: others read what it gives them
         u = of_pixel(0, to, is_edge, grid) * of_class(class_weight, image, y, is_edge, grid)
-        of_same = tl.where(same > 0, u / tl.where(same > 0, same, 1.0), 0.0)
+        of_same = tl.where(same != 0, u / tl.where(same != 0, same, 1.0), 0.0)
         tl.store(maps.across + to, u / tl.where(is_edge, across, 1.0), mask=is_edge)
         if counts is not None:  # integers: their sum does not depend on the order of the programs
             k = tl.max(tl.where(is_edge, y, IGNORED))

@@ -457,6 +457,7 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
                 write_class(x, g, in_part, image, inside, values[i], classes[i], slopes[i], state, further, 0.0, grid)
             of_map = tl.where(classes[len(numbers) - 1] >= 0, of_map + len(numbers), last)
     if further is not None:
+        tl.debug_barrier()  # another thread may have written the elements that one writes again
         start = image * grid.pixels + pixel.p
         for n in range(grid.window):
             k, unused = further_weight(n, maps, start, pixel.p, pixel.y, state.first, grid)

@@ -21,17 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
-from edgeloss.triton.tiles import (
-    EXACT,
-    INTERPRETED,
-    Size,
-    cdiv,
-    constant,
-    launch,
-    power_of_2,
-    tile,
-    tile_of,
-)
+from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, launch, power_of_2, tile, tile_of
 
 ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two

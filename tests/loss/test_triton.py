@@ -85,6 +85,15 @@ def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.Monk
     assert kernels == ["products_kernel", "solve_kernel"]
 
 
+def test_distances_of_nan_reach_the_loss() -> None:
+    """Nothing checks them; edge pixels that have them write what their neighbors read."""
+    x, y, options = call(3, (7, 8), decay=1.5, validate="never", distance=torch.full((1, 7, 8), torch.nan))
+    loss, terms = TRITON.loss(x, y, return_terms=True, **options)
+    _, expected = Column("reference").loss(x, y, return_terms=True, **options)
+    assert loss.isnan()
+    assert terms["edge_fraction"] == expected["edge_fraction"] > 0
+
+
 @pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"edge_focus": 0.0}, {"edge_class_weight": None}])
 def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = call(3, (10, 11))

@@ -307,7 +307,7 @@ class EdgeAwareLoss(StatefulLoss):
         """Return the binary loss of one class of a multilabel loss, such as for a figure of that class.
 
         It is called with ``logits[:, index : index + 1]`` and ``target[:, index]``, and keeps nothing between steps.
-        With class weights, the region term is not that of the class in the multilabel loss, which is a mean over classes.
+        The region term of the multilabel loss is a mean over its classes, with the weight of all of them.
 
         Args:
             index: the number of the class.

@@ -193,9 +193,8 @@ def plot_benefit(tiles: Sequence[Tile], key: Key, folder: Path) -> None:
 def draw_tiles(tiles: Sequence[Tile], key: Key, columns: int) -> Figure:
     """Draw tiles in a grid, with the key in its free places or else below; a width of 10 inches is a page's."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-    from edgeloss.viz.drawing import draw_borders
+    from edgeloss.viz.drawing import add_key, draw_borders
 
     side, gap, above, below, line = 1.92, 0.1, 0.26, 0.24, 0.2  # inches; above a tile is its title, below its score
     margin = 0.08
@@ -219,19 +218,5 @@ def draw_tiles(tiles: Sequence[Tile], key: Key, columns: int) -> Figure:
         score = f"boundary {tile.score}" if tile.score else ""
         axes.text(0, -0.035, score, va="top", transform=axes.transAxes, size=10, weight=weight)
     corner = ((width - margin - side) / width, top / height) if free else (margin / width, margin / height)
-    figure.legend(
-        [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in key],
-        [name for name, _ in key],
-        loc="upper left" if free else "lower left",
-        bbox_to_anchor=corner,
-        ncols=places,
-        fontsize=9.5,
-        frameon=False,
-        borderaxespad=0,
-        borderpad=0,
-        handlelength=1,
-        handleheight=1,
-        handletextpad=0.4,
-        columnspacing=1.1,
-    )
+    add_key(figure, key, places, corner, location="upper left" if free else "lower left", size=9.5)
     return figure

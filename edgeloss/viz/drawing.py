@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -101,7 +101,7 @@ def draw_figure(
         size = 10 * min((layout.width - 2 * _MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
         place = _MARGIN / layout.width, 1 - _MARGIN / layout.height
         figure.text(*place, title, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
-    _add_key(figure, key, layout.key_columns)
+    add_key(figure, key, layout.key_columns, (_MARGIN / layout.width, _MARGIN / layout.height))
     return figure
 
 
@@ -316,16 +316,23 @@ def _power_of_ten(exponent: float) -> str:
     return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int) -> None:
-    """Add names and their colors at the bottom; a "$" in a name is a dollar sign."""
-    width, height = figure.get_size_inches()
+def add_key(
+    figure: Figure,
+    entries: Sequence[tuple[str, Color]],
+    columns: int,
+    corner: tuple[float, float],
+    *,
+    location: Literal["lower left", "upper left"] = "lower left",
+    size: float = 7,
+) -> None:
+    """Add names and their colors, with a corner of them at a place of the figure; a "$" in a name is a dollar sign."""
     legend = figure.legend(
         [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in entries],
         ["name"] * len(entries),
-        loc="lower left",
-        bbox_to_anchor=(_MARGIN / width, _MARGIN / height),
+        loc=location,
+        bbox_to_anchor=corner,
         ncols=columns,
-        fontsize=7,
+        fontsize=size,
         frameon=False,
         borderaxespad=0,
         borderpad=0,

@@ -76,9 +76,9 @@ def find_in_rows_kernel(label, nearest, reach, grid, ROWS: tl.constexpr, TILE: t
     """
     image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
     inside = exists(place, 0, 0, 0, grid.size)
-    one, d = tl.full(to.shape, IGNORED, tl.int32), tl.full(to.shape, NONE, tl.int32)
-    d_others = tl.full(to.shape, NONE, tl.int32)
-    for step in tl.range(reach + 1):
+    one, d_others = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32), tl.full(to.shape, NONE, tl.int32)
+    d = tl.where(one >= 0, 0, NONE)
+    for step in tl.range(1, reach + 1):
         for side in tl.static_range(2):
             dx = step * (2 * side - 1)
             k = tl.load(label + to + dx, mask=inside & exists(place, 0, 0, dx, grid.size), other=IGNORED).to(tl.int32)

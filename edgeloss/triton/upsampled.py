@@ -32,7 +32,7 @@ class Adjoint(NamedTuple):
     """Which pixels a place along an axis gives logits to."""
 
     begin: Tensor  # the first of them
-    weight: Tensor  # of the place in that pixel and those after it, ``most`` in all
+    weight: Tensor  # [most, low] of the places in that pixel and those after it
     most: Any  # a constant
 
 
@@ -51,7 +51,7 @@ def _along(low: int, high: int, dtype: torch.dtype, device: torch.device) -> tup
     at, exists = pixel.clamp(max=high - 1), pixel < high
     back = torch.where(first[at] == i, 1 - weight[at], torch.where(first[at] == i - 1, weight[at], 0.0)) * exists
     first, weight, begin, back = (values.to(device) for values in (first.int(), weight, begin.int(), back))
-    return Taps(first, weight, 0), Adjoint(begin, back, tl.constexpr(most))
+    return Taps(first, weight, 0), Adjoint(begin, back.T.contiguous(), tl.constexpr(most))
 
 
 def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Taps, ...]:
@@ -68,9 +68,9 @@ def adjoint_kernel(values, g, axis, lines, high, low, inner, PLACES: tl.constexp
     blocks = tl.cdiv(low, PLACES)
     line, i = block // blocks, (block % blocks).to(tl.int32) * PLACES + tl.arange(0, PLACES)[:, None]
     values += line * high * inner + (tl.load(axis.begin + i, mask=i < low, other=0) * inner + q)
-    weights, sums = axis.weight + i * axis.most, tl.zeros([PLACES, TILE], g.real)
+    sums = tl.zeros([PLACES, TILE], g.real)
     for k in tl.static_range(axis.most):
-        weight = tl.load(weights + k, mask=i < low, other=0.0)
+        weight = tl.load(axis.weight + k * low + i, mask=i < low, other=0.0)
         sums += weight * tl.load(values, mask=inside & (weight > 0), other=0.0)
         values += inner
     of_map, channels = line // lines, g.classes - g.one

@@ -216,11 +216,14 @@ def further_weight(n, maps, to, p, y, first, grid):
 
 
 @triton.jit
-def further_weights(c, maps, to, p, y, first, grid):
-    """Return B(c) of pixels unless c is the first."""
+def further_class(last, maps, to, p, y, first, grid):
+    """Return the least class above ``last`` that B of pixels has but the first one, and B of it; IGNORED and 0 of none."""
     # No constant, as the compiler would unroll the loop and take registers for it, but in the interpreter.
-    weights, window = tl.zeros(p.shape, grid.real), grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)
+    least, window = last * 0 + grid.classes, grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)
+    sum_of_least = tl.zeros(p.shape, grid.real)
     for n in range(window):
         k, weight = further_weight(n, maps, to, p, y, first, grid)
-        weights += tl.where(k == c, weight, 0.0)
-    return weights
+        k = tl.where(k > last, k, grid.classes)
+        sum_of_least = tl.where(k > least, sum_of_least, tl.where(k < least, weight, sum_of_least + weight))
+        least = tl.minimum(least, k)
+    return tl.where(least < grid.classes, least, IGNORED), tl.where(least < grid.classes, sum_of_least, 0.0)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.labels import further_weight, further_weights
+from edgeloss.triton.labels import further_class, further_weight
 from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
@@ -458,14 +458,15 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
             of_map = tl.where(classes[len(numbers) - 1] >= 0, of_map + len(numbers), last)
     if further is not None:
         tl.debug_barrier()  # another thread may have written the elements that one writes again
-        start = image * grid.pixels + pixel.p
-        for n in range(grid.window):
-            k, unused = further_weight(n, maps, start, pixel.p, pixel.y, state.first, grid)
-            v, slope = load(x, pixel.at, k, k >= 0), None
+        start, y = image * grid.pixels + pixel.p, pixel.y
+        k, weight = further_class(y * 0 + IGNORED, maps, start, pixel.p, y, state.first, grid)
+        while some(k >= 0):
+            v, of_average = load(x, pixel.at, k, k >= 0), None
             if of_region is not None:
-                slope = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, grid), average)
+                of_average = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, grid), average)
             p, left, is_likely = share(v, pixel)
-            weight = further_weights(k, maps, start, pixel.p, pixel.y, state.first, grid)
             weight = tl.where(is_likely | (k < 0), 0.0, weight)
             more = further[4] * weight * p / tl.where(weight > 0, left, 1.0)
-            write_class(x, g, in_part, image, inside, v, k, slope, state, further, more, grid)
+            write_class(x, g, in_part, image, inside, v, k, of_average, state, further, more, grid)
+            seen = tl.where(k >= 0, k, grid.classes)
+            k, weight = further_class(seen, maps, start, pixel.p, y, state.first, grid)

@@ -77,7 +77,8 @@ class Call:
 
     def block(self, places: int) -> int:
         """Return how many places a program that reads logits has."""
-        return tile_of(places, 32 if self.is_upsampled or self.dtype == torch.float64 else 64)
+        is_long = self.is_upsampled or self.dtype == torch.float64
+        return tile_of(places, 32 if is_long else 64 if self.classes > 2 else 128)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401

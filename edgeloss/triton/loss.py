@@ -50,6 +50,7 @@ class Pixel(NamedTuple):
 
     at: Any  # where their logits are: places()
     p: Any  # number in the image
+    read: Any  # whether their logits are: all inside the image, which a thread loads at once, unless interpolated
     ok: Any  # whether they count
     y: Any  # label
     m: Any  # the largest logit of those seen
@@ -102,8 +103,8 @@ def load(x, at, k, mask):
 def read_pixel(x, maps, image, p, inside, grid):
     """Return pixels of an image, with no logits seen."""
     y = tl.load(maps.label + image * grid.pixels + p, mask=inside, other=IGNORED).to(tl.int32)
-    m, r = tl.full(p.shape, LOWEST, x.real), tl.full(p.shape, -1.0, x.real)
-    return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, y * 0)
+    m, r, read = tl.full(p.shape, LOWEST, x.real), tl.full(p.shape, -1.0, x.real), y >= 0 if x.axes > 0 else inside
+    return Pixel(places(x, image, p, inside, grid.size), p, read, y >= 0, y, m, r, y * 0)
 
 
 @triton.jit
@@ -112,8 +113,8 @@ def seen_pixel(x, maps, image, p, inside, grid):
     to = image * grid.pixels + p
     y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
     m, r = tl.load(maps.m + to, mask=y >= 0, other=FAR), tl.load(maps.r + to, mask=y >= 0, other=0.0)
-    top = tl.load(maps.top + to, mask=y >= 0, other=0).to(tl.int32)
-    return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, top)
+    top, read = tl.load(maps.top + to, mask=y >= 0, other=0).to(tl.int32), y >= 0 if x.axes > 0 else inside
+    return Pixel(places(x, image, p, inside, grid.size), p, read, y >= 0, y, m, r, top)
 
 
 # ----------------------------------------------------------------------------------------------------------- softmax
@@ -122,12 +123,12 @@ def seen_pixel(x, maps, image, p, inside, grid):
 @triton.jit
 def see(x, pixel, c, without):
     """Return pixels that have seen another logit, unless their class is ``without``, which may be None."""
-    v = load(x, pixel.at, c, pixel.ok)
+    v = load(x, pixel.at, c, pixel.read)
     if without is not None:
         v = tl.where(without == c, float("-inf"), v)
     grows, e = v > pixel.m, exp(-tl.abs(v - pixel.m))
     r, top = tl.where(grows, (pixel.r + 1) * e, pixel.r + e), tl.where(grows, c, pixel.top)
-    return Pixel(pixel.at, pixel.p, pixel.ok, pixel.y, tl.maximum(pixel.m, v), r, top)
+    return Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, tl.maximum(pixel.m, v), r, top)
 
 
 @triton.jit
@@ -135,7 +136,8 @@ def see_all(x, pixel, without):
     """Return pixels that have seen their logits but those of class ``without``."""
     for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
         pixel = see(x, pixel, c, without)
-    return pixel
+    m, r = tl.where(pixel.ok, pixel.m, 0.0), tl.where(pixel.ok, pixel.r, 0.0)  # the logits of others may be anything
+    return Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, m, r, pixel.top)
 
 
 @triton.jit
@@ -174,7 +176,7 @@ def across(x, pixel, b, start, maps, grid):
             likely = tl.where(sure > 0, k, likely)
     rest_m, rest_r = pixel.m, pixel.r
     if some(of_likely > 0):  # the others may lie so far below that r is 0
-        none = Pixel(pixel.at, pixel.p, of_likely > 0, pixel.y, rest_m * 0 + LOWEST, rest_r * 0 - 1, pixel.top)
+        none = Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, rest_m * 0 + LOWEST, rest_r * 0 - 1, pixel.top)
         rest = see_all(x, none, likely)
         rest_m, rest_r = rest.m, rest.r
     return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first
@@ -186,8 +188,8 @@ def across(x, pixel, b, start, maps, grid):
 @triton.jit
 def terms_of(x, maps, pixel, image, grid):
     """Return the terms of pixels: the cross-entropy, the same and the other side."""
-    start = image * grid.pixels
-    nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log1p(pixel.r)
+    start, log_s = image * grid.pixels, log1p(pixel.r)
+    nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
     v = of_pixel(image, pixel.p, pixel.ok, grid)
     w = v * (1 - grid.smoothing) * of_class(grid.weight, image, pixel.y, pixel.ok, grid)
     entropy = tl.where(w == 0, 0.0, w * nll)
@@ -195,7 +197,7 @@ def terms_of(x, maps, pixel, image, grid):
     if grid.smoothing > 0:
         every = entropy * 0
         for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
-            of_c = log1p(pixel.r) - (load(x, pixel.at, c, pixel.ok) - pixel.m)
+            of_c = log_s - (load(x, pixel.at, c, pixel.ok) - pixel.m)
             every += of_c * of_class(grid.weight, image, c, True, grid)
         entropy += tl.where(v == 0, 0.0, v * (grid.smoothing / x.classes * every))
     if maps.toward is not None:
@@ -206,7 +208,7 @@ def terms_of(x, maps, pixel, image, grid):
             other = tl.where(b == 0, 0.0, b * nll)
         elif some(b != 0):
             loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, start, maps, grid)
-            rest = log1p(pixel.r) - ((rest_m - pixel.m) + log1p(rest_r))
+            rest = log_s - ((rest_m - pixel.m) + log1p(rest_r))
             other = loss + tl.where(of_likely > 0, of_likely * rest, 0.0)
     return entropy, same, other
 
@@ -289,17 +291,15 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
 
 
 @triton.jit
-def load_slopes(maps, grid, of_map, a):
-    """Return the slopes of maps at averages a, one for all or one for each, 0 of none."""
-    area = grid.averages.depth * grid.averages.height * grid.averages.width
-    return tl.load(maps.slopes + tl.cast(of_map, tl.int64) * area + a, mask=(of_map >= 0) & (a >= 0), other=0.0)
+def load_slopes(maps, start, a):
+    """Return the slopes at averages a of a map that starts there, one for all pixels or one for each, 0 without one."""
+    return tl.load(maps.slopes + start + a, mask=start >= 0, other=0.0)
 
 
 @triton.jit
 def of_class_map(maps, image, c, mask, grid):
-    """Return the number of the map of averages of classes c of an image, -1 where there is none."""
-    place = tl.load(maps.class_map + image * grid.classes + c, mask=mask, other=IGNORED).to(tl.int32)
-    return tl.where(place >= 0, image.to(tl.int32) * grid.maps + place, IGNORED)
+    """Return where the maps of averages of classes c of an image start, -1 where there is none."""
+    return tl.load(maps.class_map + image * grid.classes + c, mask=mask, other=IGNORED)
 
 
 @triton.jit
@@ -325,9 +325,10 @@ def of_maps(x, maps, grid, pixel, of_map, last, average, numbers):
     classes = [
         tl.load(maps.map_class + of_map + i, mask=of_map + i < last, other=IGNORED).to(tl.int32) for i in numbers
     ]
-    values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for c in classes]
+    values = [load(x, pixel.at, c, pixel.read & (c >= 0)) for c in classes]
     # Maps that no class has may hold anything: their slopes are not used.
-    slopes = [load_slopes(maps, grid, tl.where(of_map + i < last, of_map + i, IGNORED), average) for i in numbers]
+    area = grid.averages.depth * grid.averages.height * grid.averages.width
+    slopes = [load_slopes(maps, tl.where(of_map + i < last, (of_map + i) * area, IGNORED), average) for i in numbers]
     return classes, values, slopes
 
 
@@ -381,7 +382,7 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
         # Less the slope of the likeliest class nothing cancels where it is nearly sure: Σ_c e^(x_c - m) (g_c - base),
         # where the other classes add up to r.
-        base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, grid), average)
+        base = load_slopes(maps, of_class_map(maps, image, pixel.top, ok, grid), average)
         mean = mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r
         rest -= to_region * mean / (1 + pixel.r)
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
@@ -426,7 +427,7 @@ def write_class(x, g, in_part, image, inside, v, c, slope, state, further, more,
         likely, rest_m, rest_r, t_likely, to_other = further
         gradient += of_likely_class(v, likely == c, rest_m, rest_r, t_likely)
     to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
-    tl.store(to, gradient.to(g.data.dtype.element_ty), mask=there)
+    tl.store(to, tl.where(pixel.ok, gradient, 0.0).to(g.data.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -437,13 +438,13 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
     around pixels next to more than one.
     """
     SPARSE: tl.constexpr = of_region is not None and x.classes > MANY
-    pixel, ok, average = state.pixel, state.pixel.ok, state.average
+    pixel, average = state.pixel, state.average
     numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
     for start in range(0, x.classes, len(numbers)):
-        values, slopes = [load(x, pixel.at, start + i, ok & (start + i < x.classes)) for i in numbers], state.rest
+        values, slopes = [load(x, pixel.at, start + i, pixel.read & (start + i < x.classes)) for i in numbers], state.rest
         if of_region is not None and not SPARSE:
             slopes = [
-                load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, grid), average)
+                load_slopes(maps, of_class_map(maps, image, start + i, start + i < x.classes, grid), average)
                 for i in numbers
             ]
         for i in tl.static_range(len(numbers)):
@@ -463,7 +464,7 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
         while some(k >= 0):
             v, of_average = load(x, pixel.at, k, k >= 0), None
             if of_region is not None:
-                of_average = load_slopes(maps, grid, of_class_map(maps, image, k, k >= 0, grid), average)
+                of_average = load_slopes(maps, of_class_map(maps, image, k, k >= 0, grid), average)
             p, left, is_likely = share(v, pixel)
             weight = tl.where(is_likely | (k < 0), 0.0, weight)
             more = further[4] * weight * p / tl.where(weight > 0, left, 1.0)

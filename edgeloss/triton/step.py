@@ -76,7 +76,9 @@ def collect_kernel(
             is_there = tl.load(present + image * grid.classes + k, mask=k < grid.classes, other=0).to(tl.int32)
             is_there = tl.where((tl.sum(is_there) > 1) & (k >= grid.classes - grid.maps), is_there, 0)
             place = tl.where(is_there > 0, tl.cumsum(is_there, 0) - 1, IGNORED)
-            tl.store(maps.class_map + image * grid.classes + k, place.to(tl.int16), mask=k < grid.classes)
+            area = grid.averages.depth * grid.averages.height * grid.averages.width
+            start = tl.where(is_there > 0, (image.to(tl.int64) * grid.maps + place) * area, IGNORED)
+            tl.store(maps.class_map + image * grid.classes + k, start, mask=k < grid.classes)
             map_class = maps.map_class + image * grid.maps
             tl.store(map_class + place, k.to(tl.int16), mask=is_there > 0)
             tl.store(map_class + k, (k * 0 + IGNORED).to(tl.int16), mask=(k >= tl.sum(is_there)) & (k < grid.maps))

@@ -71,6 +71,7 @@ def test_a_cuda_graph_has_the_bits_of_a_step(options: dict[str, Any]) -> None:
     assert all(map(torch.equal, captured, step()))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @each_call
 def test_a_step_waits_for_nothing(options: dict[str, Any]) -> None:
     _, step = step_of(options)

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import further_class, further_weight
-from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
+from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, store_sum, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
@@ -224,10 +224,9 @@ def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
         tl.store(maps.r + to, pixel.r, mask=inside)
         tl.store(maps.top + to, pixel.top.to(tl.int16), mask=inside)
     entropy, same, other = terms_of(x, maps, pixel, image, grid)
-    to = sums + tl.program_id(0).to(tl.int64) * TERMS
-    tl.store(to, total(entropy))
-    tl.store(to + 1, total(same))
-    tl.store(to + 2, total(other))
+    store_sum(sums, 0, total(entropy))
+    store_sum(sums, 1, total(same))
+    store_sum(sums, 2, total(other))
 
 
 # ---------------------------------------------------------------------------------------------------------- averages
@@ -291,14 +290,15 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
 
 
 @triton.jit
-def load_slopes(maps, start, a):
-    """Return the slopes at averages a of a map that starts there, one for all pixels or one for each, 0 without one."""
-    return tl.load(maps.slopes + start + a, mask=start >= 0, other=0.0)
+def load_slopes(maps, image, start, a, grid):
+    """Return the slopes of maps of an image at averages a, one for all pixels or one for each, 0 without a map."""
+    of_image = image * grid.maps * (grid.averages.depth * grid.averages.height * grid.averages.width)
+    return tl.load(maps.slopes + of_image + start + a, mask=start >= 0, other=0.0)
 
 
 @triton.jit
 def of_class_map(maps, image, c, mask, grid):
-    """Return where the maps of averages of classes c of an image start, -1 where there is none."""
+    """Return where the maps of averages of classes c start in those of an image, -1 where there is none."""
     return tl.load(maps.class_map + image * grid.classes + c, mask=mask, other=IGNORED)
 
 
@@ -320,29 +320,30 @@ def of_likely_class(v, is_likely, m, r, t):
 
 
 @triton.jit
-def of_maps(x, maps, grid, pixel, of_map, last, average, numbers):
-    """Return the classes of as many maps of averages as ``numbers``, -1 of none, and their logits and slopes."""
-    classes = [
-        tl.load(maps.map_class + of_map + i, mask=of_map + i < last, other=IGNORED).to(tl.int32) for i in numbers
-    ]
+def of_maps(x, maps, image, grid, pixel, place, average, numbers):
+    """Return the classes of as many maps of averages of an image as ``numbers``, -1 of none, and logits and slopes."""
+    of_class, area = (
+        maps.map_class + image * grid.maps,
+        grid.averages.depth * grid.averages.height * grid.averages.width,
+    )
+    classes = [tl.load(of_class + place + i, mask=place + i < grid.maps, other=IGNORED).to(tl.int32) for i in numbers]
     values = [load(x, pixel.at, c, pixel.read & (c >= 0)) for c in classes]
     # Maps that no class has may hold anything: their slopes are not used.
-    area = grid.averages.depth * grid.averages.height * grid.averages.width
-    slopes = [load_slopes(maps, tl.where(of_map + i < last, (of_map + i) * area, IGNORED), average) for i in numbers]
+    starts = [tl.where(place + i < grid.maps, (place + i) * area, IGNORED) for i in numbers]
+    slopes = [load_slopes(maps, image, start, average, grid) for start in starts]
     return classes, values, slopes
 
 
 @triton.jit
 def mean_slope(x, maps, grid, pixel, image, average):
     """Return Σ e^(x_c - m) g_c of pixels, without the likeliest class; g is 0 of classes without a map."""
-    mean, of_map, last = tl.zeros(average.shape, x.real), image * grid.maps, (image + 1) * grid.maps
-    numbers = (0,) if x.classes == 2 else (0, 1, 2, 3)
-    while of_map < last:
-        classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
+    mean, place, numbers = tl.zeros(average.shape, x.real), 0, (0,) if x.classes == 2 else (0, 1, 2, 3)
+    while place < grid.maps:
+        classes, values, slopes = of_maps(x, maps, image, grid, pixel, place, average, numbers)
         for i in tl.static_range(len(numbers)):
             counts = (classes[i] >= 0) & (classes[i] != pixel.top)
             mean += tl.where(counts, exp(values[i] - pixel.m) * slopes[i], 0.0)
-        of_map = tl.where(classes[len(numbers) - 1] >= 0, of_map + len(numbers), last)
+        place = tl.where(classes[len(numbers) - 1] >= 0, place + len(numbers), grid.maps)
     return mean
 
 
@@ -382,7 +383,7 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
         # Less the slope of the likeliest class nothing cancels where it is nearly sure: Σ_c e^(x_c - m) (g_c - base),
         # where the other classes add up to r.
-        base = load_slopes(maps, of_class_map(maps, image, pixel.top, ok, grid), average)
+        base = load_slopes(maps, image, of_class_map(maps, image, pixel.top, ok, grid), average, grid)
         mean = mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r
         rest -= to_region * mean / (1 + pixel.r)
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
@@ -441,22 +442,21 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
     pixel, average = state.pixel, state.average
     numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
     for start in range(0, x.classes, len(numbers)):
-        values, slopes = [load(x, pixel.at, start + i, pixel.read & (start + i < x.classes)) for i in numbers], state.rest
+        values = [load(x, pixel.at, start + i, pixel.read & (start + i < x.classes)) for i in numbers]
+        slopes = state.rest
         if of_region is not None and not SPARSE:
-            slopes = [
-                load_slopes(maps, of_class_map(maps, image, start + i, start + i < x.classes, grid), average)
-                for i in numbers
-            ]
+            starts = [of_class_map(maps, image, start + i, start + i < x.classes, grid) for i in numbers]
+            slopes = [load_slopes(maps, image, of_map, average, grid) for of_map in starts]
         for i in tl.static_range(len(numbers)):
             slope = None if of_region is None else 0.0 if SPARSE else slopes[i]
             write_class(x, g, in_part, image, inside, values[i], start + i, slope, state, further, 0.0, grid)
     if SPARSE:
-        of_map, last = image * grid.maps, (image + 1) * grid.maps
-        while of_map < last:
-            classes, values, slopes = of_maps(x, maps, grid, pixel, of_map, last, average, numbers)
+        place = 0
+        while place < grid.maps:
+            classes, values, slopes = of_maps(x, maps, image, grid, pixel, place, average, numbers)
             for i in tl.static_range(len(numbers)):
                 write_class(x, g, in_part, image, inside, values[i], classes[i], slopes[i], state, further, 0.0, grid)
-            of_map = tl.where(classes[len(numbers) - 1] >= 0, of_map + len(numbers), last)
+            place = tl.where(classes[len(numbers) - 1] >= 0, place + len(numbers), grid.maps)
     if further is not None:
         tl.debug_barrier()  # another thread may have written the elements that one writes again
         start, y = image * grid.pixels + pixel.p, pixel.y
@@ -464,7 +464,7 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
         while some(k >= 0):
             v, of_average = load(x, pixel.at, k, k >= 0), None
             if of_region is not None:
-                of_average = load_slopes(maps, of_class_map(maps, image, k, k >= 0, grid), average)
+                of_average = load_slopes(maps, image, of_class_map(maps, image, k, k >= 0, grid), average, grid)
             p, left, is_likely = share(v, pixel)
             weight = tl.where(is_likely | (k < 0), 0.0, weight)
             more = further[4] * weight * p / tl.where(weight > 0, left, 1.0)

@@ -32,7 +32,7 @@ class Maps(NamedTuple):
     field: Any  # with decay, distances
     slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
     map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
-    class_map: Any  # where the map of each class starts in ``slopes``, -1 where it has none, [B, C] int64
+    class_map: Any  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
     same: Any = None  # u / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
     least_same: Any = None  # with decay, the distance that ``same`` counts from
 
@@ -83,7 +83,7 @@ def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
         field=new(decays) if inputs.distance is None else inputs.distance,
         slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
         map_class=new(regions, torch.int16, of_maps),
-        class_map=new(regions, torch.int64, (shape[0], classes)),
+        class_map=new(regions, torch.int32, (shape[0], classes)),
         same=new(edges),
         least_same=new(decays),
     )

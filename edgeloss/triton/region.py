@@ -355,7 +355,7 @@ def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: T
     share = 1 / math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
     given, rows = (sums, map_class, values, work, of_members, share, area, constant(d)), power_of_2(2 * d)
-    launch(solve_kernel, maps, rows, rows, *given, warps=rows // 8)
+    launch(solve_kernel, maps, rows, rows, *given, warps=8)
     totals = values.view(images, -1, 2).sum(1)
     if slopes is not None:
         stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)

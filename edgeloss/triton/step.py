@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgeloss.options import Options
 from edgeloss.reduction import LONGEST_MEAN, EdgeSum, Regions, Scalars, SumRow
-from edgeloss.triton.labels import ROWS_OF_SUMS, WEIGHT, WRONG
+from edgeloss.triton.labels import WEIGHT, WRONG
 from edgeloss.triton.loss import TERMS
 from edgeloss.triton.tiles import IGNORED, launch, power_of_2
 
@@ -35,12 +35,12 @@ def run(kernel: Any, of: Tensor | None, count: int, *args: Any) -> None:  # noqa
 
 
 @triton.jit
-def column_sum(values, first, end, STEP: tl.constexpr, TILE: tl.constexpr):
-    """Return the sum of elements from the first one to before the end, which are ``STEP`` apart in memory."""
+def sum_of(values, first, end, TILE: tl.constexpr):
+    """Return the sum of elements from the first one to before the end."""
     sums, start = tl.zeros([TILE], tl.float64), first + tl.program_id(0) * 0  # which is no constant
     while start < end:
         n = start + tl.arange(0, TILE)
-        sums += tl.load(values + n.to(tl.int64) * STEP, mask=n < end, other=0.0)
+        sums += tl.load(values + n, mask=n < end, other=0.0)
         start += TILE
     return tl.sum(sums)
 
@@ -58,9 +58,9 @@ def collect_kernel(
     row = tl.program_id(0)
     image = row - ROWS
     if row < TERMS:
-        tl.store(sums + row, column_sum(of_terms + row, 0, terms, TERMS, TILE))
+        tl.store(sums + row, sum_of(of_terms + row.to(tl.int64) * terms, 0, terms, TILE))
     elif row < ROWS:
-        value = column_sum(of_labels + (row - TERMS), 0, programs, ROWS_OF_SUMS, TILE)
+        value = sum_of(of_labels + (row - TERMS).to(tl.int64) * programs, 0, programs, TILE)
         tl.store(sums + row, value)
         if wrong is not None:
             if row == TERMS + WRONG:
@@ -68,16 +68,15 @@ def collect_kernel(
     else:
         if weights is not None:
             if image % grid.tables == 0:
-                end = (image + grid.tables) * of_image
-                value = column_sum(of_labels + WEIGHT, image * of_image, end, ROWS_OF_SUMS, TILE)
-                tl.store(weights + image // grid.tables, value)
+                of_weight, end = of_labels + tl.cast(programs, tl.int64) * WEIGHT, (image + grid.tables) * of_image
+                tl.store(weights + image // grid.tables, sum_of(of_weight, image * of_image, end, TILE))
         if present is not None:
             k = tl.arange(0, WIDE)
             is_there = tl.load(present + image * grid.classes + k, mask=k < grid.classes, other=0).to(tl.int32)
             is_there = tl.where((tl.sum(is_there) > 1) & (k >= grid.classes - grid.maps), is_there, 0)
             place = tl.where(is_there > 0, tl.cumsum(is_there, 0) - 1, IGNORED)
             area = grid.averages.depth * grid.averages.height * grid.averages.width
-            start = tl.where(is_there > 0, (image.to(tl.int64) * grid.maps + place) * area, IGNORED)
+            start = tl.where(is_there > 0, place * area, IGNORED)
             tl.store(maps.class_map + image * grid.classes + k, start, mask=k < grid.classes)
             map_class = maps.map_class + image * grid.maps
             tl.store(map_class + place, k.to(tl.int16), mask=is_there > 0)

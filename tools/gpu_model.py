@@ -34,6 +34,7 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
 NEAR, RARE, PRESENT = 0.36, 0.1, 8
+FURTHER = 1  # classes around the pixels of a rare block besides the first of each pixel
 # Of tiles of 16 × 32 labels, those with others within the radius, and within twice that, if edges are lines, which
 # cross rectangles in proportion to their perimeter, and rows of 32 as often as NEAR; classes in a tile, and one more.
 NEAR_TILES, IN_TILE = {"find_sides": 0.47, "weigh_pixels": 0.49}, 3
@@ -173,25 +174,20 @@ def stores(node: Node) -> int:
     return sum("STG" in line for line in node.own)
 
 
-def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = (), *, again: bool = False) -> float:
-    """Return the instructions of a warp in a part, each time that it is there; ``again``: after a loop with stores."""
+def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -> float:
+    """Return the instructions of a warp in a part, each time that it is there."""
     times = 1.0
     if node.kind == "loop":
-        times = trips(case, kernel, node, again=again)
-        if kernel == "backward" and 0 < stores(node) < UNROLLED:
-            times *= NEAR * RARE  # next to several classes, or to a likely one
+        times = trips(case, kernel, node)
     elif node.kind == "skip" and len(outside) == 1 and kernel in NEAR_TILES:
         times = NEAR_TILES[kernel]
     elif node.kind == "skip" and kernel in ("forward", "backward"):
-        if any(map(stores, (node, *node.inner))):  # the gradient
-            times = 1.0
+        if any(map(stores, (node, *node.inner))):  # the gradient, next to several classes or to a likely one
+            times = NEAR * RARE
         else:
             times = RARE if any(outer.kind == "skip" for outer in outside) else NEAR
-    instructions, again = float(len(node.own)), False
-    for inner in node.inner:
-        instructions += count(case, kernel, inner, (*outside, node), again=again)
-        again |= inner.kind == "loop" and stores(inner) > 0
-    return times * instructions
+    inner = sum(count(case, kernel, part, (*outside, node)) for part in node.inner)
+    return times * (len(node.own) + inner)
 
 
 def row_parts(case: Case) -> int:
@@ -199,7 +195,7 @@ def row_parts(case: Case) -> int:
     return 4 + math.ceil((case.averages[0] - 4) / 28)
 
 
-def trips(case: Case, kernel: str, loop: Node, *, again: bool = False) -> float:
+def trips(case: Case, kernel: str, loop: Node) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
     known = {"weigh_pixels": 3, "products": rows + 2, "solve": 9, "slopes": rows + 4, "read_labels": IN_TILE}
@@ -210,9 +206,13 @@ def trips(case: Case, kernel: str, loop: Node, *, again: bool = False) -> float:
     whole = case.classes // UNROLLED
     if kernel == "averages":
         return 3 if 3 in numbers else case.maps  # groups of pixels of a cell
+    if kernel == "backward" and loop.inner:
+        return FURTHER
     at_once = 1 if 0 < stores(loop) < UNROLLED else UNROLLED
-    if kernel == "backward" and 9 not in numbers and (stores(loop) or not numbers):
-        return math.ceil((case.classes if stores(loop) and not again else case.maps) / at_once)
+    if kernel == "backward" and numbers & {case.classes - 1, case.classes - 2}:  # that there is another map
+        return math.ceil(case.maps / at_once)
+    if kernel == "backward" and stores(loop):
+        return math.ceil(case.classes / at_once)
     if 9 in numbers:  # the neighbors of a pixel
         return 9
     if case.classes - UNROLLED in numbers:  # as many at a time
@@ -232,7 +232,7 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     pixels, logits, maps = case.pixels, case.logits, case.batch * case.maps
     averages = pixels / 9 * case.maps
     first, kept = (0, 10) if case.classes == 2 else (2, 10)
-    block = 32 if case.low else 64
+    block = 32 if case.low else 64 if case.classes > 2 else 128
     of_rows = maps * row_parts(case) * math.ceil(case.averages[1] / 32)
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
     halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows

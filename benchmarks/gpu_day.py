@@ -63,6 +63,7 @@ class Place(NamedTuple):
 
     device: str
     workers: int  # processes
+    compiles: bool = False  # and measures nothing
 
     @property
     def is_dry(self) -> bool:
@@ -75,6 +76,9 @@ class Place(NamedTuple):
 
     def microseconds(self, run: Callable[[], object], *, on_host: bool = False) -> float:
         """Return the median time of a run, or that to enqueue it, while the device may still run those before."""
+        if self.compiles:
+            run()
+            return 1.0
         seconds = median_seconds({"": run}, 1 if self.is_dry else 20, "cpu" if on_host else self.device)
         return round(1e6 * seconds[""], 2)
 
@@ -82,7 +86,7 @@ class Place(NamedTuple):
         """Return the median microseconds of a run, and those of each kernel of ours in it."""
         run()  # a first call compiles
         figures: Row = {"microseconds": self.microseconds(run), "kernels": {}}
-        if not self.is_dry:
+        if not (self.is_dry or self.compiles):
             with torch.profiler.profile() as profile:
                 for _ in range(REPEATS):
                     run()
@@ -226,7 +230,7 @@ def run_step(name: str, place: Place, output: Path) -> int:
         return sum(map(partial(run, output), tasks))
     if is_timed and place.workers > 1:  # what compiles first, at once
         with processes(place.workers) as pool:
-            list(pool.map(partial(run, None), tasks))
+            list(pool.map(partial(run_task, name, place._replace(compiles=True), None), tasks))
     with processes(1 if is_timed else place.workers) as pool:
         return sum(pool.map(partial(run, output), tasks))
 
@@ -247,6 +251,8 @@ def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
     except Exception as error:  # what is left is to be tried
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     if output is None:
+        if row["status"] == "failed":
+            print(f"{name}, {task}: {row['reason']}", file=sys.stderr)
         return False
     add_rows(output, [{**row, "seconds": round(time.monotonic() - start, 1)}], key_of)
     print(json.dumps({name: value for name, value in row.items() if name not in machine}), flush=True)

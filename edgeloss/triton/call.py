@@ -96,7 +96,7 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         of_labels = _weigh(call, maps, present, counts.zero_() if counts.numel() else None)
         of_terms = _terms(call, maps)
         wrong = library.recorded_wrong(sums.device) if call.numbers.validate == VALIDATE["async"] else None
-        programs = of_terms, of_terms.shape[1], of_labels, of_labels.shape[1], of_labels.shape[1] // call.batch
+        programs = of_terms, len(of_terms), of_labels, len(of_labels), len(of_labels) // call.batch
         given = *programs, sums, weight if weight.numel() else None, wrong, present, maps, call.grid
         rows, at_once, classes = len(sums) + call.batch, step.AT_ONCE, constant(power_of_2(call.classes))
         launch(step.collect_kernel, rows, at_once, at_once, *given, classes, warps=8, fuses=False)
@@ -108,9 +108,9 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
 
 
 def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
-    """Fill the maps that come from labels, and return the rows of sums that do, with a value of each program."""
+    """Fill the maps that come from labels, and return the rows of sums that do, by program."""
     numbers, target, size = call.numbers, call.given.target, call.grid.size
-    sums = call.empty(labels.ROWS_OF_SUMS.value, call.parts * cdiv(size.width, call.columns), dtype=torch.float64)
+    sums = call.empty(call.parts * cdiv(size.width, call.columns), labels.ROWS_OF_SUMS.value, dtype=torch.float64)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
     call.over_labels(labels.read_labels_kernel, target, maps.label, present, sums, numbers.ignore_index)
     if not numbers.edges:
@@ -131,9 +131,9 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
 
 
 def _terms(call: Call, maps: Maps) -> Tensor:
-    """Return the rows of sums of the terms, with a value of each program, and write the softmax."""
+    """Return the sums of the terms, by program, and write the softmax."""
     count, block = call.grid.pixels, call.block(call.grid.pixels)
-    sums = call.empty(loss.TERMS.value, call.batch * cdiv(count, block), dtype=torch.float64)
+    sums = call.empty(call.batch * cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
     call.over_logits(loss.forward_kernel, call.batch, count, block, maps, sums, count)
     return sums
 

@@ -27,7 +27,6 @@ from edgeloss.triton.tiles import (
     of_class,
     of_pixel,
     place_of,
-    store_sum,
     tile_of_rows,
     total,
 )
@@ -56,14 +55,16 @@ def read_labels_kernel(target, label, present, sums, ignore, grid, ROWS: tl.cons
             k = tl.max(tl.where(y < k, y, IGNORED))
     both = tl.sum(ok.to(tl.int32) * MANY + is_read.to(tl.int32))
     valid = both // MANY
+    of_program = sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS
     if grid.weight is None and grid.pixel_weight is None:
-        store_sum(sums, WEIGHT, valid)
+        tl.store(of_program + WEIGHT, valid.to(tl.float64))
     else:
-        store_sum(sums, WEIGHT, total(of_pixel(0, to, ok, grid) * of_class(grid.weight, image, y, ok, grid)))
-    store_sum(sums, VALID, valid)
-    store_sum(sums, WRONG, both % MANY - valid)
-    store_sum(sums, EDGE_WEIGHT, 0.0)  # unless there are edges
-    store_sum(sums, EDGES, 0.0)
+        w = of_pixel(0, to, ok, grid) * of_class(grid.weight, image, y, ok, grid)
+        tl.store(of_program + WEIGHT, total(w))
+    tl.store(of_program + VALID, valid.to(tl.float64))
+    tl.store(of_program + WRONG, (both % MANY - valid).to(tl.float64))
+    tl.store(of_program + EDGE_WEIGHT, 0.0)  # unless there are edges
+    tl.store(of_program + EDGES, 0.0)
 
 
 @triton.jit
@@ -159,8 +160,9 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr
                 here = tl.sum((is_edge & (y == k)).to(tl.int32)).to(tl.int64)
                 tl.atomic_add(counts + image % grid.tables * grid.classes + k, here, sem="relaxed")
                 k = tl.max(tl.where(is_edge & (y < k), y, IGNORED))
-        store_sum(sums, EDGE_WEIGHT, total(u))
-        store_sum(sums, EDGES, tl.sum(is_edge.to(tl.int32)))
+        of_program = sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS
+        tl.store(of_program + EDGE_WEIGHT, total(u))
+        tl.store(of_program + EDGES, tl.sum(is_edge.to(tl.int32)).to(tl.float64))
     tl.store(maps.same + to, of_same, mask=inside)
     if grid.decay > 0:
         tl.store(maps.least_same + to, least_same, mask=inside)

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import further_class, further_weight
-from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, store_sum, tile, total
+from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
@@ -224,9 +224,10 @@ def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
         tl.store(maps.r + to, pixel.r, mask=inside)
         tl.store(maps.top + to, pixel.top.to(tl.int16), mask=inside)
     entropy, same, other = terms_of(x, maps, pixel, image, grid)
-    store_sum(sums, 0, total(entropy))
-    store_sum(sums, 1, total(same))
-    store_sum(sums, 2, total(other))
+    to = sums + tl.program_id(0).to(tl.int64) * TERMS
+    tl.store(to, total(entropy))
+    tl.store(to + 1, total(same))
+    tl.store(to + 2, total(other))
 
 
 # ---------------------------------------------------------------------------------------------------------- averages

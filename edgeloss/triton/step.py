@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgeloss.options import Options
 from edgeloss.reduction import LONGEST_MEAN, EdgeSum, Regions, Scalars, SumRow
-from edgeloss.triton.labels import WEIGHT, WRONG
+from edgeloss.triton.labels import ROWS_OF_SUMS, WEIGHT, WRONG
 from edgeloss.triton.loss import TERMS
 from edgeloss.triton.tiles import IGNORED, launch, power_of_2
 
@@ -35,12 +35,12 @@ def run(kernel: Any, of: Tensor | None, count: int, *args: Any) -> None:  # noqa
 
 
 @triton.jit
-def sum_of(values, first, end, TILE: tl.constexpr):
-    """Return the sum of elements from the first one to before the end."""
+def column_sum(values, first, end, STEP: tl.constexpr, TILE: tl.constexpr):
+    """Return the sum of elements from the first one to before the end, which are ``STEP`` apart in memory."""
     sums, start = tl.zeros([TILE], tl.float64), first + tl.program_id(0) * 0  # which is no constant
     while start < end:
         n = start + tl.arange(0, TILE)
-        sums += tl.load(values + n, mask=n < end, other=0.0)
+        sums += tl.load(values + n.to(tl.int64) * STEP, mask=n < end, other=0.0)
         start += TILE
     return tl.sum(sums)
 
@@ -58,9 +58,9 @@ def collect_kernel(
     row = tl.program_id(0)
     image = row - ROWS
     if row < TERMS:
-        tl.store(sums + row, sum_of(of_terms + row.to(tl.int64) * terms, 0, terms, TILE))
+        tl.store(sums + row, column_sum(of_terms + row, 0, terms, TERMS, TILE))
     elif row < ROWS:
-        value = sum_of(of_labels + (row - TERMS).to(tl.int64) * programs, 0, programs, TILE)
+        value = column_sum(of_labels + (row - TERMS), 0, programs, ROWS_OF_SUMS, TILE)
         tl.store(sums + row, value)
         if wrong is not None:
             if row == TERMS + WRONG:
@@ -68,8 +68,9 @@ def collect_kernel(
     else:
         if weights is not None:
             if image % grid.tables == 0:
-                of_weight, end = of_labels + tl.cast(programs, tl.int64) * WEIGHT, (image + grid.tables) * of_image
-                tl.store(weights + image // grid.tables, sum_of(of_weight, image * of_image, end, TILE))
+                end = (image + grid.tables) * of_image
+                value = column_sum(of_labels + WEIGHT, image * of_image, end, ROWS_OF_SUMS, TILE)
+                tl.store(weights + image // grid.tables, value)
         if present is not None:
             k = tl.arange(0, WIDE)
             is_there = tl.load(present + image * grid.classes + k, mask=k < grid.classes, other=0).to(tl.int32)

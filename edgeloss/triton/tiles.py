@@ -183,13 +183,6 @@ def total(values):
 
 
 @triton.jit
-def store_sum(sums, row, value):
-    """Write what a program added up: a row of ``sums`` has the values of all programs."""
-    of_program = tl.cast(row, tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(sums + of_program, tl.cast(value, tl.float64))
-
-
-@triton.jit
 def some(condition):
     """Return whether it holds anywhere in a tile."""
     return tl.max(condition.to(tl.int32)) > 0

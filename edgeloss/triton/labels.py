@@ -76,6 +76,7 @@ def find_in_rows_kernel(label, nearest, reach, grid, ROWS: tl.constexpr, TILE: t
     """
     image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
     inside = exists(place, 0, 0, 0, grid.size)
+    # A loop that began with a constant class would have one class for all pixels of a thread, with Triton 3.6.
     one, d_others = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32), tl.full(to.shape, NONE, tl.int32)
     d = tl.where(one >= 0, 0, NONE)
     for step in tl.range(1, reach + 1):
@@ -218,7 +219,7 @@ def further_weight(n, maps, to, p, y, first, grid):
 @triton.jit
 def further_class(last, maps, to, p, y, first, grid):
     """Return the least class above ``last`` of those that B has after the first, and B of it; IGNORED and 0 of none."""
-    # No constant, as the compiler would unroll the loop and take registers for it, but in the interpreter.
+    # The window is no constant, or the compiler would unroll the loop and take registers for it.
     least, window = last * 0 + grid.classes, grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)
     sum_of_least = tl.zeros(p.shape, grid.real)
     for n in range(window):

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import further_class, further_weight
-from edgeloss.triton.tiles import FAR, IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
+from edgeloss.triton.tiles import FAR, IGNORED, area_of, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
@@ -50,7 +50,7 @@ class Pixel(NamedTuple):
 
     at: Any  # where their logits are: places()
     p: Any  # number in the image
-    read: Any  # whether their logits are: all inside the image, which a thread loads at once, unless interpolated
+    read: Any  # whether their logits are loaded, those of a thread at once; if interpolated, where they count
     ok: Any  # whether they count
     y: Any  # label
     m: Any  # the largest logit of those seen
@@ -268,7 +268,7 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
     z, row, column = cell_z * (STEPS // 9), cell_y * 3 - 1, cell_x * 3 - 1
     if STEPS == 27:
         z = z - 1
-    of_maps = area.depth * area.height * area.width
+    of_maps = area_of(area)
     for group in range(STEPS // len(numbers)):
         n = group * len(numbers)
         pixels = [cell_pixel(x, maps, image, z, row, column, exists, n + i, grid, STEPS) for i in numbers]
@@ -293,7 +293,7 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
 @triton.jit
 def load_slopes(maps, image, start, a, grid):
     """Return the slopes of maps of an image at averages a, one for all pixels or one for each, 0 without a map."""
-    of_image = image * grid.maps * (grid.averages.depth * grid.averages.height * grid.averages.width)
+    of_image = image * grid.maps * area_of(grid.averages)
     return tl.load(maps.slopes + of_image + start + a, mask=start >= 0, other=0.0)
 
 
@@ -323,10 +323,7 @@ def of_likely_class(v, is_likely, m, r, t):
 @triton.jit
 def of_maps(x, maps, image, grid, pixel, place, average, numbers):
     """Return the classes of as many maps of averages of an image as ``numbers``, -1 of none, and logits and slopes."""
-    of_class, area = (
-        maps.map_class + image * grid.maps,
-        grid.averages.depth * grid.averages.height * grid.averages.width,
-    )
+    of_class, area = maps.map_class + image * grid.maps, area_of(grid.averages)
     classes = [tl.load(of_class + place + i, mask=place + i < grid.maps, other=IGNORED).to(tl.int32) for i in numbers]
     values = [load(x, pixel.at, c, pixel.read & (c >= 0)) for c in classes]
     # Maps that no class has may hold anything: their slopes are not used.

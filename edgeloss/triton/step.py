@@ -17,7 +17,7 @@ from edgeloss.options import Options
 from edgeloss.reduction import LONGEST_MEAN, EdgeSum, Regions, Scalars, SumRow
 from edgeloss.triton.labels import ROWS_OF_SUMS, WEIGHT, WRONG
 from edgeloss.triton.loss import TERMS
-from edgeloss.triton.tiles import IGNORED, launch, power_of_2
+from edgeloss.triton.tiles import IGNORED, area_of, launch, power_of_2
 
 SAME_SIDE, OTHER_SIDE, EDGE_WEIGHT = map(tl.constexpr, (SumRow.SAME_SIDE, SumRow.OTHER_SIDE, SumRow.EDGE_WEIGHT))
 ERROR, UNIFORM, OF_STEP, MEAN, STEPS = map(tl.constexpr, EdgeSum)
@@ -76,8 +76,7 @@ def collect_kernel(
             is_there = tl.load(present + image * grid.classes + k, mask=k < grid.classes, other=0).to(tl.int32)
             is_there = tl.where((tl.sum(is_there) > 1) & (k >= grid.classes - grid.maps), is_there, 0)
             place = tl.where(is_there > 0, tl.cumsum(is_there, 0) - 1, IGNORED)
-            area = grid.averages.depth * grid.averages.height * grid.averages.width
-            start = tl.where(is_there > 0, place * area, IGNORED)
+            start = tl.where(is_there > 0, place * area_of(grid.averages), IGNORED)
             tl.store(maps.class_map + image * grid.classes + k, start, mask=k < grid.classes)
             map_class = maps.map_class + image * grid.maps
             tl.store(map_class + place, k.to(tl.int16), mask=is_there > 0)

@@ -108,6 +108,12 @@ def place_of(p, size):
 
 
 @triton.jit
+def area_of(size):
+    """Return how many places a size has."""
+    return size.depth * size.height * size.width
+
+
+@triton.jit
 def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Return the image of a program, the first pixel of its tile, and its pixels [ROWS, TILE] in memory and by axis.
 

@@ -32,12 +32,8 @@ def shard(network: nn.Sequential, device: str) -> None:
         fully_shard(module, mesh=mesh)
 
 
-def main(steps: int = 30) -> float:
-    """Train, and return the last loss."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+def train(device: str, steps: int = 30) -> float:
+    """Train in each process of the group, and return the last loss."""
     rank, world = dist.get_rank(), dist.get_world_size()
     network = network_of(device)
     shard(network, device)
@@ -50,10 +46,20 @@ def main(steps: int = 30) -> float:
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(loss.detach_())
-    if rank == 0:
-        print(f"{world} processes, step {steps}: loss {loss.item() / world:.4f}")
-    dist.destroy_process_group()
     return loss.item() / world
+
+
+def main() -> None:
+    """Join the group of processes, train, and print the last loss."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    loss = train(device)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} processes: loss {loss:.4f}")
+    dist.barrier()  # a process that ends while another communicates may take it along
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

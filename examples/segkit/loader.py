@@ -32,7 +32,6 @@ class MicroBatch(NamedTuple):
             labels are void then, and it counts in nothing.
         step_labels: The labels of every micro-batch that this process has in the step, with the first of them; else
             None.
-        parts: Number of these micro-batches.
         step_images: Number of images in the step, over all processes.
     """
 
@@ -40,15 +39,15 @@ class MicroBatch(NamedTuple):
     labels: Tensor
     names: list[str]
     step_labels: list[Tensor] | None
-    parts: int
     step_images: int
 
 
 class Batches:
     """Micro-batches of a data set, in an order that depends on a seed and the epoch only.
 
-    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. A resumed run skips the
-    steps that the trainer has done without reading them.
+    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. All get the same number of
+    micro-batches, since each waits for the others once per micro-batch; where there are too few images, some are empty.
+    A resumed run skips the steps that the trainer has done without reading them.
 
     Args:
         dataset: Images and labels.
@@ -76,20 +75,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Return the number of micro-batches of an epoch."""
-        return sum(map(len, self._steps([*range(len(self.dataset))])))
-
-    def _steps(self, order: list[int]) -> list[list[list[int]]]:
-        """Return the images of each micro-batch of each step that this process takes.
-
-        Every process gets the same number of micro-batches, since each waits for the others once per micro-batch; where
-        there are too few images, some are empty.
-        """
-        steps, world = [], self.trainer.world_size
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            parts = min(self.accumulate, math.ceil(len(batch) / world))
-            steps.append([batch[self.trainer.global_rank :: world][part::parts] for part in range(parts)])
-        return steps
+        return self.accumulate * math.ceil(len(self.dataset) / self.batch_size)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Read one epoch, or what the trainer has left of it.
@@ -97,35 +83,35 @@ class Batches:
         Raises:
             InputError: A file can't be used.
         """
-        dataset, count = self.dataset, len(self.dataset)
-        order, skipped = np.arange(count), 0
+        dataset, size = self.dataset, self.batch_size
+        order, skipped = np.arange(len(dataset)), 0
         if self.seed is not None:  # here, not when the iterator is made: Lightning restores its counters later
             dataset.epoch = self.trainer.current_epoch + 1
-            order = np.random.default_rng((self.seed, dataset.epoch)).permutation(count)
+            order = np.random.default_rng((self.seed, dataset.epoch)).permutation(order)
             done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
             skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
-        steps = self._steps(order.tolist())[skipped:]
+        steps = [order[start : start + size].tolist() for start in range(skipped * size, len(order), size)]
+        rank, world, accumulate = self.trainer.global_rank, self.trainer.world_size, self.accumulate
+        parts = [step[rank::world][part::accumulate] for step in steps for part in range(accumulate)]
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             dataset,
-            batch_sampler=[part or [0] for step in steps for part in step],
+            batch_sampler=[indices or [0] for indices in parts],
             num_workers=self.workers,
             collate_fn=_collate,
             pin_memory=torch.cuda.is_available(),
             # Not the global generator: what workers draw depends on the seed, the epoch and the worker only.
             generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, dataset.epoch)),
         )
-        loaded = iter(loader)
+        loaded, chosen = iter(loader), iter(parts)
         try:
-            for number, step in enumerate(steps, start=skipped):
-                parts = list(islice(loaded, len(step)))
-                for indices, (_, labels) in zip(step, parts, strict=True):
+            for step in steps:
+                batches = list(zip(islice(chosen, accumulate), islice(loaded, accumulate), strict=True))
+                for indices, (_, labels) in batches:
                     if not indices:
                         labels.fill_(dataset.ignore_index)
-                images = min(self.batch_size, count - number * self.batch_size)
-                step_labels: list[Tensor] | None = [labels for _, labels in parts]
-                for indices, (pixels, labels) in zip(step, parts, strict=True):
-                    names = [dataset.names[index] for index in indices]
-                    yield MicroBatch(pixels, labels, names, step_labels, len(step), images)
+                step_labels: list[Tensor] | None = [labels for _, (_, labels) in batches]
+                for indices, (images, labels) in batches:
+                    yield MicroBatch(images, labels, [dataset.names[i] for i in indices], step_labels, len(step))
                     step_labels = None
         except (OSError, ValueError) as error:
             # A worker's error comes with the worker's traceback, whose last line has the type and the message.

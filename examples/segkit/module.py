@@ -134,19 +134,20 @@ class SegmentationModule(LightningModule):
 
     def _log_step(self, batch: MicroBatch, logits: Tensor, terms: dict[str, Tensor], batch_idx: int) -> None:
         """Add the figures of a micro-batch to the means of the epoch."""
-        criterion, share = self.criterion, batch.step_images / batch.parts
-        figures = {f"train/{name}": (term * batch.parts, share) for name, term in terms.items()}
+        criterion, accumulate = self.criterion, self.trainer.accumulate_grad_batches
+        images = batch.step_images
+        figures = {f"train/{name}": (term * accumulate, images) for name, term in terms.items()}
         valid = (batch.labels != criterion.ignore_index).sum()
         figures["train/edge_fraction"] = terms["edge_fraction"], valid
-        figures["train/loss"] = self._loss(terms) * batch.parts, share
-        figures["lr"] = self.optimizers().param_groups[0]["lr"], share
-        figures["edge_weight"] = criterion.current_edge_weight, share
-        if self.shares_every and batch_idx % (self.shares_every * self.trainer.accumulate_grad_batches) == 0:
+        figures["train/loss"] = self._loss(terms) * accumulate, images
+        figures["lr"] = self.optimizers().param_groups[0]["lr"], images
+        figures["edge_weight"] = criterion.current_edge_weight, images
+        if self.shares_every and batch_idx % (self.shares_every * accumulate) == 0:
             shares = gradient_shares(criterion, logits, batch.labels)
-            figures |= {f"train/gradient_share/{name}": (value, share) for name, value in shares.items()}
+            figures |= {f"train/gradient_share/{name}": (value, images) for name, value in shares.items()}
         self._add(figures)
         for name in figures:
-            self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+            self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=images)
 
     def _loss(self, terms: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         """Return the loss that is made of terms, with the edge weight in full."""

@@ -71,30 +71,29 @@ def written(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def expected_logits(checkpoint: Path, image: Path, size: tuple[int, int]) -> Tensor:
-    """Return the logits [C, H, W] of an image that is resized for the network."""
-    network, _ = open_network(checkpoint)
-    rgb = pixels(image)
-    with torch.no_grad():
-        logits = network(normalize(resize(rgb, *size))[None])
-    return F.interpolate(logits, rgb.shape[:2], mode="bilinear", align_corners=False)[0]
-
-
 @pytest.mark.parametrize(
     ("size", "options", "of_a"),
     [(None, [], SIZES["a"]), ([16, 24], [], (16, 24)), ([16, 24], ["--scale", "0.5"], (15, 20))],
     ids=["own size", "size of training", "scale"],
 )
-def test_labels_are_the_networks(
+def test_labels_and_probabilities_are_the_networks(
     size: list[int] | None, options: list[str], of_a: tuple[int, int], images: Path, tmp_path: Path
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "best.ckpt", size=size)
-    assert run(checkpoint, images, tmp_path / "out", *options) == 0
-    assert written(tmp_path / "out") == {"classes.txt", *(f"labels/{name}.png" for name in SIZES)}
-    logits = expected_logits(checkpoint, images / "a.png", of_a)
-    labels = torch.from_numpy(pixels(tmp_path / "out/labels/a.png").astype(np.int64))
-    torch.testing.assert_close(logits.gather(0, labels[None])[0], logits.amax(0), atol=1e-4, rtol=1e-4)  # up to ties
-    assert labels.unique().numel() > 1  # otherwise any network would pass
+    assert run(checkpoint, images, tmp_path / "out", *options, "--probabilities") == 0
+    files = {f"labels/{name}.png" for name in SIZES} | {f"probabilities/{name}.npy" for name in SIZES}
+    assert written(tmp_path / "out") == {"classes.txt", *files}
+    network, _ = open_network(checkpoint)
+    rgb = pixels(images / "a.png")
+    with torch.no_grad():
+        logits = network(normalize(resize(rgb, *of_a))[None])
+    expected = F.interpolate(logits, rgb.shape[:2], mode="bilinear", align_corners=False)[0].softmax(0)
+    prediction = read_prediction(tmp_path / "out/probabilities/a.npy")
+    assert (prediction.kind, prediction.values.dtype) == ("probabilities", torch.float32)
+    torch.testing.assert_close(prediction.values, expected, atol=1e-6, rtol=1e-5)
+    labels = pixels(tmp_path / "out/labels/a.png")
+    np.testing.assert_array_equal(labels, prediction.values.argmax(0))
+    assert len(np.unique(labels)) > 1  # otherwise any network would pass
 
 
 def test_windows_reach_the_network(
@@ -135,16 +134,11 @@ def test_palette_overlay_and_class_list(count: int, layout: str, images: Path, t
 
 
 def test_labels_and_probabilities_are_measured_by_the_command(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = make_checkpoint(tmp_path / "best.ckpt", size=[16, 24])  # so that they are upsampled
     out, masks = tmp_path / "out", tmp_path / "masks"
     assert run(checkpoint, images, out, "--probabilities") == 0
     assert capsys.readouterr().err == f"3 images: {out}\n"
-    prediction = read_prediction(out / "probabilities" / "b.npy")
-    assert (prediction.kind, prediction.values.dtype) == ("probabilities", torch.float32)
-    expected = expected_logits(checkpoint, images / "b.png", (16, 24)).softmax(0)
-    torch.testing.assert_close(prediction.values, expected, atol=1e-6, rtol=1e-5)
     shutil.copytree(out / "labels", masks)
     for kind in ("labels", "probabilities"):
         arguments = ["--pred", out / kind, "--mask", masks, "--classes", out / "classes.txt"]

@@ -98,8 +98,6 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         cache: bool = False,
     ) -> None:
         """Check the options; without a cache, images are read later."""
-        if not split.classes:
-            raise ValueError("classes: expected at least one, but got none")
         for name, value in (("size", size), ("crop", augment and augment.crop)):
             if value is not None and (len(value) != split.dims or min(value) < 1):
                 raise ValueError(f"{name}: expected {split.dims} lengths, all >= 1, but got {value}")

@@ -82,20 +82,17 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, every_n_train_steps: int = 0) -> None:
         """Store the option."""
         self.every = every_n_train_steps
-        self._step = 0  # of the last checkpoint
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:  # noqa: ANN401
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Save between two steps; after the last one of an epoch, its end follows."""
-        step = trainer.global_step
-        if self.every and step % self.every == 0 and step != self._step and not trainer.is_last_batch:
-            self._save(trainer)
+        is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and not trainer.is_last_batch
+        if self.every and is_between and trainer.global_step % self.every == 0:
+            self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save at the end of an epoch."""
-        self._save(trainer)
-
-    def _save(self, trainer: Trainer) -> None:
-        self._step = trainer.global_step
         trainer.save_checkpoint(Path(trainer.default_root_dir) / "last.ckpt")
 
 

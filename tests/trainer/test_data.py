@@ -263,7 +263,6 @@ def test_reading_refuses_a_bad_file(damage: Callable[[Path], None], name: str, m
 
 def test_bad_options(folder: Path) -> None:
     for wrong, message in (
-        (lambda: open_folder(folder, num_classes=0), "classes: expected at least one, but got none"),
         (lambda: open_folder(folder, size=(0, 4)), "size: expected 2 lengths, all >= 1, but got (0, 4)"),
         (lambda: open_volumes(folder, augment=Augment(crop=(4, 4))), "crop: expected 3 lengths, all >= 1, but got"),
         (lambda: open_folder(folder, seed=-1), "seed: expected an integer >= 0, but got -1"),

@@ -72,9 +72,8 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     # PYTHONSAFEPATH: the working directory holds edgeloss too.
     env, options = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}, []
     if sanitized:
-        print(f"==> {name}: building the CUDA kernels for the host", flush=True)
         env |= {"CXX": f"g++ {SANITIZERS}", "LD_PRELOAD": preload("libasan.so", "libubsan.so")} | SANITIZER_OPTIONS
-        build_stepped(env["CXX"])  # before the tests, as the compiler would run under the preloaded runtimes
+        build_stepped(name, env["CXX"])  # before the tests, as the compiler would run under the preloaded runtimes
         # By file descriptors pytest would capture, and lose, what a process reports as it dies.
         options += ["--capture=sys"]
     state = subprocess.run([sys.executable, "-c", STATE], env=env, capture_output=True, text=True)
@@ -100,26 +99,23 @@ def preload(*runtimes: str) -> str:
     return " ".join(subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names)
 
 
-def build_stepped(compiler: str) -> str:
+def build_stepped(name: str, compiler: str) -> str:
     """Build the CUDA kernels for the host, and return the path of the library."""
+    print(f"==> {name}: building the CUDA kernels for the host", flush=True)
     shim = "import host_shim; print(host_shim.build(host_shim.compiler()))"
     env = {**os.environ, "CXX": compiler, "PYTHONPATH": PATHS}
-    return subprocess.run(
-        [sys.executable, "-c", shim], env=env, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.strip()
+    return subprocess.check_output([sys.executable, "-c", shim], env=env, text=True).strip()
 
 
 def check_contracted() -> None:
     """Run the tests of the stepped kernels with products and sums in one operation."""
-    print("==> contracted: building the CUDA kernels for the host", flush=True)
-    build_stepped(CONTRACTED)
+    build_stepped("contracted", CONTRACTED)
     run_tests("contracted", STEPPED_TESTS, {**os.environ, "CXX": CONTRACTED})
 
 
 def check_races() -> None:
     """Look for races between the threads of a block; where two take the same pixels there must be one."""
-    print("==> races: building the CUDA kernels for the host", flush=True)
-    library = build_stepped(RACES)
+    library = build_stepped("races", RACES)
     options = f"halt_on_error=1 exitcode={RACE_FOUND} report_signal_unsafe=0 ignore_noninstrumented_modules=1"
     env = os.environ | {"LD_PRELOAD": preload("libtsan.so"), "TSAN_OPTIONS": options, "PYTHONPATH": PATHS}
     command = [sys.executable, "tests/host_shim/races.py", library]

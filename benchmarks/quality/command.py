@@ -16,7 +16,7 @@ import torch
 from baselines.recipes import RECIPES
 from parsers import Option, make_parser
 from quality import ROOT
-from quality.crops import Split, at_percentiles, plot_benefit, plot_crops, summary, tiles_of, windows
+from quality.crops import Split, at_percentiles, plot_benefit, plot_crops, summary, windows
 from quality.data import open_part, read_labels, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
@@ -152,7 +152,7 @@ def do_crops(options: argparse.Namespace) -> None:
     print(about)
     rows = at_percentiles(scored, options.percentile)
     if len(rows) == 1:
-        plot_benefit(*tiles_of(split, *rows.values()), options.output)
+        plot_benefit(split, *rows.values(), options.output)
     else:
         plot_crops(split, rows, about, options.output / "quality-crops.png")
 

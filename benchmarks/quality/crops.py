@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from edgeloss.metrics.arguments import label_maps
@@ -128,95 +127,60 @@ def summary(scored: Sequence[Window]) -> str:
 # ----------------------------------------------------------------------------------------------------------------- draw
 
 
-class Tile(NamedTuple):
-    """What is drawn of a window: colors [h, w, 3], and for a loss its boundary F1 and the true borders."""
-
-    title: str
-    colors: npt.NDArray[Any]
-    score: str = ""
-    borders: npt.NDArray[Any] | None = None
+def plot_crops(split: Split, rows: Mapping[float, Window], about: str, path: Path) -> None:
+    """Draw windows below each other, with their percentiles."""
+    places = {p: f"row {window.top}, column {window.left}, percentile {p:g}" for p, window in rows.items()}
+    captions = [(split.names[window.image], places[p]) for p, window in rows.items()]
+    save_figure(draw_windows(split, captions, [*rows.values()], title=about), path, 128)
 
 
-Key = list[tuple[str, Any]]  # names of classes and their colors
+def plot_benefit(split: Split, window: Window, folder: Path) -> None:
+    """Draw one window for the first page: side by side, and two by two for narrow screens."""
+    short = split._replace(predictions={title.partition(" (")[0]: y for title, y in split.predictions.items()})
+    for name, inches in {"benefit": 8.0, "benefit-narrow": 3.4}.items():  # a page's width, for the size of its text
+        save_figure(draw_windows(short, [("image", "")], [window], width=inches), folder / f"{name}.png", 240)
 
 
-def tiles_of(split: Split, window: Window) -> tuple[list[Tile], Key]:
-    """Return the image, the truth and the predictions in a window, and the classes that they show.
+def draw_windows(
+    split: Split,
+    captions: Sequence[tuple[str, str]],
+    chosen: Sequence[Window],
+    *,
+    title: str | None = None,
+    width: float | None = None,
+) -> Figure:
+    """Draw the image, the truth and the predictions in windows, and the classes that they show.
 
-    Void is gray everywhere, since no score counts it.
+    Black lines are the true borders. Void is gray everywhere, since no score counts it.
+
+    Args:
+        split: what is drawn.
+        captions: of the images, two lines each.
+        chosen: windows of one size, a block of pictures for each.
+        title: above all; None for none.
+        width: of the figure, in inches; None for one that fits the windows.
     """
     from edgeloss.viz import distinct_colors
-    from edgeloss.viz.drawing import find_borders
+    from edgeloss.viz.drawing import Picture, draw_figure, find_borders
     from edgeloss.viz.palette import VOID
 
     colors, names = np.vstack([distinct_colors(len(split.classes)), VOID]), [*split.classes, "void"]
-    truth = window.crop(split.target)
-    is_void = truth == split.void
-    borders = find_borders(truth.masked_fill(is_void, -1).numpy())
-    maps = [
-        window.crop(labels).masked_fill(is_void, len(split.classes)).numpy()
-        for labels in (split.target, *split.predictions.values())
-    ]
-    tiles = [Tile("image", window.crop(split.images).permute(1, 2, 0).numpy()), Tile("true labels", colors[maps[0]])]
-    for title, labels, score in zip(split.predictions, maps[1:], window.scores, strict=True):
-        tiles.append(Tile(title, colors[labels], f"F1 {100 * score:.0f} %", borders))
-    return tiles, [(names[label], tuple(colors[label])) for label in np.unique(maps)]
-
-
-def plot_crops(split: Split, rows: Mapping[float, Window], about: str, path: Path) -> None:
-    """Draw windows below each other, with their percentiles; black lines are the true borders."""
-    from edgeloss.viz.drawing import Picture, draw_figure
-
-    blocks: list[list[Picture]] = []
-    present: dict[str, Any] = {}
-    for percentile, window in rows.items():
-        (image, *others), key = tiles_of(split, window)
-        present |= dict(key)
-        place = f"row {window.top}, column {window.left}, percentile {percentile:g}"
-        block = [Picture(split.names[window.image], place, image.colors)]
-        for tile in others:
-            name, opening, options = tile.title.partition(" (")
-            about_loss = f"{tile.score}{opening}{options}"
-            block.append(Picture(name, about_loss, tile.colors, borders=tile.borders, lines=[("black", 1)]))
+    blocks, present = [], set()
+    for caption, window in zip(captions, chosen, strict=True):
+        truth = window.crop(split.target)
+        is_void = truth == split.void
+        of_borders = {"borders": find_borders(truth.masked_fill(is_void, -1).numpy()), "lines": [("black", 2.0)]}
+        true_labels, *predictions = (
+            window.crop(labels).masked_fill(is_void, len(split.classes)).numpy()
+            for labels in (split.target, *split.predictions.values())
+        )
+        present |= {*np.unique([true_labels, *predictions]).tolist()}
+        block = [Picture(*caption, window.crop(split.images).permute(1, 2, 0).numpy())]
+        block.append(Picture("true labels", "", colors[true_labels]))
+        for loss, labels, score in zip(split.predictions, predictions, window.scores, strict=True):
+            name, opening, options = loss.partition(" (")
+            about = f"boundary F1 {100 * score:.0f} %{opening}{options}"
+            block.append(Picture(name, about, colors[labels], **of_borders))
         blocks.append(block)
-    names = [name for name in (*split.classes, "void") if name in present]
-    shape = image.colors.shape[:2]
-    save_figure(draw_figure(blocks, shape, [(name, present[name]) for name in names], title=about), path, 128)
-
-
-def plot_benefit(tiles: Sequence[Tile], key: Key, folder: Path) -> None:
-    """Draw one window for the first page: side by side, and two by two for narrow screens."""
-    for name, columns in {"benefit": len(tiles), "benefit-narrow": 2}.items():
-        save_figure(draw_tiles(tiles, key, columns), folder / f"{name}.png", 200)
-
-
-def draw_tiles(tiles: Sequence[Tile], key: Key, columns: int) -> Figure:
-    """Draw tiles in a grid, with the key in its free places or else below; a width of 10 inches is a page's."""
-    from matplotlib.figure import Figure
-
-    from edgeloss.viz.drawing import add_key, draw_borders
-
-    side, gap, above, below, line = 1.92, 0.1, 0.26, 0.24, 0.2  # inches; above a tile is its title, below its score
-    margin = 0.08
-    free = -len(tiles) % columns  # places of the grid
-    places = 2 if free else 3 if columns < len(tiles) else len(key)  # names side by side
-    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
-    ends = np.cumsum([above + side + below * any(tile.score for tile in row) + 0.04 for row in rows])  # downwards
-    width = columns * (side + gap) - gap + 2 * margin
-    height = float(ends[-1]) + 2 * margin + (0 if free else 0.1 + line * math.ceil(len(key) / places))
-    figure = Figure(figsize=(width, height))
-    for number, tile in enumerate(tiles):
-        row = number // columns
-        left, top = margin + number % columns * (side + gap), height - margin - above - (ends[row - 1] if row else 0)
-        axes = figure.add_axes((left / width, (top - side) / height, side / width, side / height))
-        axes.imshow(tile.colors, interpolation="nearest")
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set(linewidth=0.75)
-        draw_borders(axes, tile.borders, "black", 1)
-        weight = "bold" if tile is tiles[-1] else "normal"
-        axes.set_title(tile.title.partition(" (")[0], loc="left", size=10.5, weight=weight, pad=5)
-        score = f"boundary {tile.score}" if tile.score else ""
-        axes.text(0, -0.035, score, va="top", transform=axes.transAxes, size=10, weight=weight)
-    corner = ((width - margin - side) / width, top / height) if free else (margin / width, margin / height)
-    add_key(figure, key, places, corner, location="upper left" if free else "lower left", size=9.5)
-    return figure
+    key = [(names[label], tuple(colors[label])) for label in sorted(present)]
+    return draw_figure(blocks, (chosen[0].size,) * 2, key, title=title, width=width)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from baselines.common import one_hot
 from edgeloss.extras import install_advice
-from quality.calibration import Calibration
-from quality.shapes import Shapes
+from edgeloss.neighborhoods import find_edges
 
 if TYPE_CHECKING:  # slow to import
     from torchmetrics import Metric
@@ -35,6 +39,7 @@ METRICS = {
     "hd95": "HD95 ↓, px",
     "cldice": "clDice",
 }
+BINS = 15  # of the confidence, of equal width
 THIN = {"topomortar": "mortar", "sstem": "membrane"}  # the class of thin lines of a data set, for clDice
 SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
 
@@ -55,6 +60,100 @@ def thin_class(data: str, classes: Sequence[str]) -> int | None:
     if find_spec("skimage") is None:
         raise ImportError(f"clDice of {data} needs scikit-image; {install_advice('bench')}")
     return classes.index(THIN[data])
+
+
+class Calibration:
+    """Accumulate the expected calibration error (ECE) and the negative log-likelihood (NLL) over batches.
+
+    Both are over all valid pixels, and over those that have another label next to them. The ECE is
+    Σ_b |number right - sum of confidences| / number of pixels, over bins b of the confidence max_c p(c).
+
+    Args:
+        void: the ignored label.
+    """
+
+    def __init__(self, void: int) -> None:
+        """Start with no pixels."""
+        self.void = void
+        self.excess = torch.zeros(2, BINS, dtype=torch.float64)  # of all pixels and of edges: right - confidence
+        self.nll = torch.zeros(2, dtype=torch.float64)
+        self.pixels = torch.zeros(2, dtype=torch.float64)
+
+    def update(self, logits: Tensor, target: Tensor) -> None:
+        """Add logits [B, C, *S] and their labels [B, *S]."""
+        valid = target != self.void
+        nll = F.cross_entropy(logits, target, ignore_index=self.void, reduction="none")
+        confidence, predicted = logits.softmax(1).max(1)
+        excess = (predicted == target).double() - confidence
+        index = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+        for row, mask in enumerate((valid, find_edges(target, valid, (1,) * (target.dim() - 1)))):
+            self.excess[row] += torch.bincount(index[mask], excess[mask], BINS).cpu()
+            self.nll[row] += nll[mask].double().sum().cpu()
+            self.pixels[row] += mask.sum().cpu()
+
+    def compute(self) -> dict[str, float]:
+        """Return ``ece``, ``ece_edge``, ``nll`` and ``nll_edge``; nan where there is no pixel."""
+        ece, ece_edge = (self.excess.abs().sum(1) / self.pixels).tolist()
+        nll, nll_edge = (self.nll / self.pixels).tolist()
+        return {"ece": ece, "ece_edge": ece_edge, "nll": nll, "nll_edge": nll_edge}
+
+
+class Shapes:
+    """Accumulate HD95 and clDice over batches of label maps.
+
+    HD95 is MONAI's 95th percentile of the distances between the borders of a class in prediction and target, in
+    pixels, the larger of the two directions. It is averaged over the images, then over the classes. A class counts in
+    the images where both maps have it: where one lacks it the distance is not defined, and the other metrics are lower.
+
+    clDice is that of Shit et al., CVPR 2021, for one class of thin lines: the harmonic mean of the share of the
+    prediction's skeleton that is in the target's region, and vice versa. It is averaged over the images whose target
+    has the class.
+
+    Void pixels belong to no class in either map.
+
+    Args:
+        num_classes: C.
+        void: the ignored label.
+        thin: the class of clDice; None for no clDice.
+    """
+
+    def __init__(self, num_classes: int, void: int, thin: int | None = None) -> None:
+        """Start with no images."""
+        self.num_classes, self.void, self.thin = num_classes, void, thin
+        self.hd95: list[Tensor] = []  # [B, C], nan where it is not defined
+        self.cldice: list[float] = []
+
+    def update(self, pred: Tensor, target: Tensor) -> None:
+        """Add labels [B, *S] of predictions and targets."""
+        from monai.metrics import compute_hausdorff_distance
+
+        labels = pred.cpu().masked_fill(target.cpu() == self.void, self.void), target.cpu()
+        masks = [one_hot(each, self.num_classes, self.void) for each in labels]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of MONAI: a class is absent; it calls a function of its own in an old way
+            maps = [mask.float() for mask in masks]
+            distance = compute_hausdorff_distance(*maps, include_background=True, percentile=95)
+        of_pred, of_target = (mask.flatten(2).any(2) for mask in masks)
+        self.hd95.append(distance.double().where(of_pred & of_target, torch.nan))
+        if self.thin is not None:
+            pairs = zip(*(mask[:, self.thin].numpy() for mask in masks), strict=True)
+            self.cldice += [_cldice(*pair) for pair in pairs if pair[1].any()]
+
+    def compute(self) -> dict[str, float]:
+        """Return ``hd95`` and, with a thin class, ``cldice``; nan where nothing counted."""
+        scores = {"hd95": torch.cat(self.hd95).nanmean(0).nanmean().item()}
+        if self.thin is not None:
+            scores["cldice"] = float(np.mean(self.cldice)) if self.cldice else math.nan
+        return scores
+
+
+def _cldice(pred: npt.NDArray[np.bool_], target: npt.NDArray[np.bool_]) -> float:
+    from skimage.morphology import skeletonize
+
+    if not pred.any():
+        return 0.0
+    precision, sensitivity = target[skeletonize(pred)].mean(), pred[skeletonize(target)].mean()
+    return float(2 * precision * sensitivity / (precision + sensitivity)) if precision + sensitivity else 0.0
 
 
 @torch.no_grad()

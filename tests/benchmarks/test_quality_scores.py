@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from quality.calibration import Calibration
-from quality.scores import METRICS, evaluate, thin_class
-from quality.shapes import Shapes
+from quality.scores import METRICS, Calibration, Shapes, evaluate, thin_class
 
 VOID = 255
 
@@ -49,10 +47,11 @@ def test_hd95_by_hand() -> None:
     shapes = Shapes(3, VOID)
     shapes.update(pred, target)
     # Class 0: 3 px in the first image; in the second all of the image's border is its border, and farther.
-    assert shapes.distances[1] == [3.0]
-    assert shapes.distances[0][0] == 3.0
-    assert shapes.compute() == {"hd95": pytest.approx((3 + sum(shapes.distances[0]) / 2) / 2)}
-    assert 2 not in shapes.distances
+    first, second = shapes.hd95[0].tolist()
+    assert first[:2] == [3.0, 3.0]
+    assert second[0] > 3
+    assert math.isnan(second[1])
+    assert shapes.compute() == {"hd95": pytest.approx((3 + (3 + second[0]) / 2) / 2)}  # without class 2
     target[0, :, 4:7] = VOID  # where they differ
     shapes = Shapes(2, VOID)
     shapes.update(pred[:1], target[:1])

@@ -27,6 +27,8 @@ CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 
 OURS, NO_REGIONS = "EdgeAwareLoss()", "EdgeAwareLoss() (region_weight 0)"
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
 MAIN = ("f1_1", "boundary_iou_005", "miou")
+OF_TRAINED = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
+TRIALS = ("balance", "focus", "region", "study", "terms")  # plans that are scored on held-out images
 PRETRAINED = "camvid 240 × 180"
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
@@ -154,46 +156,44 @@ def gpu_table() -> list[str]:
 
 
 @cache
-def results_of(plan: str, *, held_out: bool = False) -> dict[str, list[Row]]:
+def results_of(plan: str) -> dict[str, list[Row]]:
     """Return the rows of a plan's runs by their setting, in the order of the plan."""
-    return rows_of(RESULTS / "quality.jsonl", read_plan(ROOT / "configs" / plan, held_out=held_out))
+    return rows_of(RESULTS / "quality.jsonl", read_plan(ROOT / f"configs/quality-{plan}.yaml", held_out=plan in TRIALS))
 
 
 @cache
 def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
     """Return the summaries of one of the five data sets, or of a setting of the pretrained network, by loss."""
-    plan = "quality-sets.yaml" if setting in CLASSES else "quality-pretrained.yaml"
+    plan = "sets" if setting in CLASSES else "pretrained"
     return {row["loss"]: row for row in summarize(results_of(plan)[setting], baseline)}
 
 
-def ahead_table(plan: str, baseline: str, *losses: str, held_out: bool = False) -> list[str]:
+def ahead_table(plan: str, baseline: str, *losses: str) -> list[str]:
     """Return how far losses with several seeds are ahead of another one: some of a plan, or all."""
     rows = []
-    for setting, results in results_of(plan, held_out=held_out).items():
+    for setting, results in results_of(plan).items():
         compared = [row for row in summarize(results, baseline) if row["differences"] and len(row["seeds"]) > 1]
         rows += [(setting, row) for row in compared if not losses or row["loss"] in losses]
     return differences_table(rows, MAIN)
 
 
-def trained(plan: str, *, held_out: bool = False) -> dict[str, list[Summary]]:
+def trained(plan: str) -> dict[str, list[Summary]]:
     """Return the summaries of a plan's losses over the seeds that edgeloss was trained with, by setting."""
     summaries = {}
-    for setting, results in results_of(plan, held_out=held_out).items():
+    for setting, results in results_of(plan).items():
         seeds = {row["run"]["seed"] for row in results if row["run"]["loss"] in ("module", "ours")}
         summaries[setting] = summarize(row for row in results if row["run"]["seed"] in seeds)
     return {setting: rows for setting, rows in summaries.items() if len(rows) > 1}  # others have nothing to compare
 
 
-def trained_table(plan: str, *, held_out: bool = False) -> list[str]:
+def trained_table(plan: str) -> list[str]:
     """Return the scores of a plan's losses, a row for each."""
-    rows = ((setting, row) for setting, rows in trained(plan, held_out=held_out).items() for row in rows)
-    return scores_table(rows, ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge"))
+    return scores_table(((setting, row) for setting, rows in trained(plan).items() for row in rows), OF_TRAINED)
 
 
-def losses_table(plan: str, *, held_out: bool = False) -> list[str]:
+def losses_table(plan: str) -> list[str]:
     """Return the main scores of a plan's losses, a column for each."""
-    summaries = trained(plan, held_out=held_out)
-    rows = {data: {row["loss"]: scores(row) for row in of_data} for data, of_data in summaries.items()}
+    rows = {data: {row["loss"]: scores(row) for row in of_data} for data, of_data in trained(plan).items()}
     losses = [*dict.fromkeys(loss for row in rows.values() for loss in row)]
     cells = ([data, *(row.get(loss, "–") for loss in losses)] for data, row in rows.items())
     return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
@@ -259,9 +259,18 @@ def landing_table() -> list[str]:
     return table(heads, [" | ".join(what)])
 
 
+def of_plan(page: str, lines: Callable[..., list[str]], plan: str, *arguments: str) -> Figures:
+    """Return the figures of a table of a page that is made of a plan's results."""
+    command = f"{TABLE.replace('val', 'held-out') if plan in TRIALS else TABLE} configs/quality-{plan}.yaml"
+    if lines is trained_table:
+        command += f" --metrics {' '.join(OF_TRAINED)}"
+    elif lines is ahead_table:
+        command += f' --baseline "{arguments[0]}"'
+    return Figures(command, {page: partial(lines, plan, *arguments)})
+
+
+TABLE = "python benchmarks/quality.py table --split val --plan"
 MASKS = "--masks ../shared/camvid/val/masks"
-OF_PLAN, OF_HELD_OUT = (f"python benchmarks/quality.py table --split {s} --plan configs" for s in ("val", "held-out"))
-OF_TABLE = "--metrics f1_1 precision_1 recall_1 boundary_iou_005 miou ece_edge"
 SETS = "data | classes: | seeds: | cross-entropy: | control: | `region_weight=0`: | `EdgeAwareLoss()`:"
 FIGURES = {
     "speed": Figures(
@@ -296,20 +305,13 @@ FIGURES = {
         results="peers.jsonl",
     ),
     "sets": Figures(
-        f"{OF_PLAN}/quality-sets.yaml",
+        f"{TABLE} configs/quality-sets.yaml",
         {"README.md": readme_table, "docs/quality.md": lambda: table(SETS, map(sets_row, CLASSES))},
-        {"README.md": readme_sentences},
+        {"README.md": readme_sentences, "docs/quality.md": pretrained_sentences},
     ),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
         {"docs/README.md": landing_table},
-    ),
-    "gains": Figures(
-        f"{OF_PLAN}/quality-sets.yaml", {"docs/quality.md": partial(ahead_table, "quality-sets.yaml", BASELINE, OURS)}
-    ),
-    "region": Figures(
-        f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
-        {"docs/quality.md": partial(ahead_table, "quality-sets.yaml", NO_REGIONS, OURS)},
     ),
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
@@ -320,36 +322,18 @@ FIGURES = {
         "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
         f' --losses "{OURS}" "{OURS} (old_focus 1)"',
     ),
-    "rivals": Figures(
-        f"{OF_PLAN}/quality-rivals.yaml {OF_TABLE}", {"docs/quality.md": partial(trained_table, "quality-rivals.yaml")}
-    ),
-    "quarter": Figures(
-        f"{OF_PLAN}/quality-quarter.yaml", {"docs/tried.md": partial(losses_table, "quality-quarter.yaml")}
-    ),
-    "controls": Figures(
-        f"{OF_PLAN}/quality-controls.yaml", {"docs/tried.md": partial(losses_table, "quality-controls.yaml")}
-    ),
-    "balance": Figures(
-        f'{OF_HELD_OUT}/quality-balance.yaml --baseline "{PASS}"',
-        {"docs/tried.md": partial(ahead_table, "quality-balance.yaml", PASS, held_out=True)},
-    ),
-    "pretrained": Figures(
-        f"{OF_PLAN}/quality-pretrained.yaml {OF_TABLE}",
-        {"docs/quality.md": partial(trained_table, "quality-pretrained.yaml")},
-        {"docs/quality.md": pretrained_sentences},
-    ),
-    "behind": Figures(
-        f'{OF_PLAN}/quality-pretrained.yaml --baseline "{OURS}"',
-        {"docs/quality.md": partial(ahead_table, "quality-pretrained.yaml", OURS)},
-    ),
-}
-FIGURES |= {
-    f"trial of {name}": Figures(
-        f"{OF_HELD_OUT}/quality-{name}.yaml",
-        {"docs/tried.md": partial(written_by, f"quality-{name}.yaml", held_out=True)},
-    )
-    for written_by, names in {trained_table: ("focus", "study"), losses_table: ("region", "terms")}.items()
-    for name in names
+    "gains": of_plan("docs/quality.md", ahead_table, "sets", BASELINE, OURS),
+    "region": of_plan("docs/quality.md", ahead_table, "sets", NO_REGIONS, OURS),
+    "rivals": of_plan("docs/quality.md", trained_table, "rivals"),
+    "pretrained": of_plan("docs/quality.md", trained_table, "pretrained"),
+    "behind": of_plan("docs/quality.md", ahead_table, "pretrained", OURS),
+    "quarter": of_plan("docs/tried.md", losses_table, "quarter"),
+    "controls": of_plan("docs/tried.md", losses_table, "controls"),
+    "balance": of_plan("docs/tried.md", ahead_table, "balance", PASS),
+    "trial of focus": of_plan("docs/tried.md", trained_table, "focus"),
+    "trial of study": of_plan("docs/tried.md", trained_table, "study"),
+    "trial of region": of_plan("docs/tried.md", losses_table, "region"),
+    "trial of terms": of_plan("docs/tried.md", losses_table, "terms"),
 }
 
 

@@ -34,6 +34,11 @@ CLASSES, IGNORED = 4, 255
 SCALE = 3  # pixels of the last picture per pixel of the scene
 WIRE = 3
 NOISE = 5e-4  # a of docs/loss.md
+# Inches, rows and columns of maps of 5 × 4, and what is free around and between them for titles and color bars.
+LAYOUTS: dict[str, tuple[tuple[float, float], int, int, dict[str, float]]] = {
+    "": ((9.96, 2.49), 1, 3, {"left": 0.006, "right": 0.94, "bottom": 0.024, "top": 0.892, "wspace": 0.222}),
+    "-narrow": ((4, 9.1), 3, 1, {"left": 0.015, "right": 0.85, "bottom": 0.007, "top": 0.963, "hspace": 0.127}),
+}
 
 
 def make_labels() -> Tensor:
@@ -60,22 +65,6 @@ def make_logits(labels: Tensor) -> Tensor:
     return (blurred + 0.02).log()
 
 
-def make_figure(*, narrow: bool) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure with three places for maps, side by side or below each other."""
-    # Inches: a map of 5 × 4, the space for its color bar, its title, and the margin.
-    wide, bar, title, margin = (3.34 if narrow else 2.7), 0.6, (0.34 if narrow else 0.27), 0.06
-    high = 0.8 * wide
-    columns = 1 if narrow else 3
-    width, height = columns * (wide + bar) + margin, 3 // columns * (title + high) + margin
-    figure = Figure(figsize=(width, height))
-    places = []
-    for row, column in product(range(3 // columns), range(columns)):
-        left, bottom = margin + column * (wide + bar), height - (row + 1) * (title + high)
-        box = (left / width, bottom / height, wide / width, high / height)
-        places.append(figure.add_axes(box, xticks=[], yticks=[], facecolor=VOID))
-    return figure, places
-
-
 def show_map(axes: Axes, values: Tensor, title: str, top: float | None = None, labels: Tensor | None = None) -> None:
     """Draw a map [H, W] from 0 to the top, with the borders of the labels over it."""
     drawn = axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=top)
@@ -84,37 +73,24 @@ def show_map(axes: Axes, values: Tensor, title: str, top: float | None = None, l
     )
     bar.ax.tick_params(labelsize=8.5, length=2)
     bar.outline.set_visible(False)
-    set_title(axes, title)
+    axes.set_title(title, loc="left", size=10.5)
     if labels is not None:
         draw_borders(axes, find_borders(labels.where(labels != IGNORED, -1).numpy()), "white", 0.6)
 
 
-def set_title(axes: Axes, title: str) -> None:
-    """Write a title above a map, and frame the map."""
-    axes.set_title(title, loc="left", size=10.5)
-    axes.spines[:].set(linewidth=0.5, color="0.4")
-
-
-def show_labels(axes: Axes, labels: Tensor) -> None:
-    """Draw labels [H, W] in the colors of their classes."""
-    colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
-    axes.imshow(colors[labels.where(labels != IGNORED, CLASSES)].numpy())
-    set_title(axes, "labels")
-
-
-def draw_weights(labels: Tensor, *, narrow: bool) -> Figure:
+def draw_weights(axes: Sequence[Axes], labels: Tensor) -> None:
     """Draw labels [H, W], A, and the sum of B over the classes."""
     weights = edge_weights(labels[None], CLASSES, ignore_index=IGNORED)
     other = torch.zeros(labels.numel(), dtype=torch.float64).index_add_(0, weights.pixel, weights.other_side)
     void = labels == IGNORED
-    figure, axes = make_figure(narrow=narrow)
-    show_labels(axes[0], labels)
+    colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
+    axes[0].imshow(colors[labels.where(~void, CLASSES)].numpy())
+    axes[0].set_title("labels", loc="left", size=10.5)
     titles = ("A: same side", "B: other side, all classes added up")
     maps = (weights.same_side[0], other.view_as(labels))
     for shown, title, values in zip(axes[1:], titles, maps, strict=True):
         shown.imshow(torch.where(void[..., None], torch.tensor(VOID), torch.tensor(NOTHING)).numpy())
         show_map(shown, values.masked_fill(values == 0, torch.nan), title, labels=labels)
-    return figure
 
 
 def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
@@ -126,26 +102,26 @@ def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
     x = logits.clone().requires_grad_()
     edge_aware_loss(x, labels[None], ignore_index=IGNORED, **weights).backward()
     after = logits - 0.2 * labels.numel() / x.grad.abs().sum() * x.grad
+    return label_probability(after, labels) - label_probability(logits, labels)
+
+
+def label_probability(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the probability of the label [H, W], nan where it is ignored."""
     index = labels.where(labels != IGNORED, 0)[None, None]
-    change = after.softmax(1).gather(1, index) - logits.softmax(1).gather(1, index)
-    return change[0, 0].masked_fill(labels == IGNORED, torch.nan)
+    return logits.softmax(1).gather(1, index)[0, 0].masked_fill(labels == IGNORED, torch.nan)
 
 
-def draw_step(labels: Tensor, *, narrow: bool) -> Figure:
+def draw_step(axes: Sequence[Axes], labels: Tensor) -> None:
     """Draw the probability of the label, and what a step by each of two losses adds to it."""
     logits = make_logits(labels)
-    index = labels.where(labels != IGNORED, 0)[None, None]
-    before = logits.softmax(1).gather(1, index)[0, 0].masked_fill(labels == IGNORED, torch.nan)
     changes = {
         "added by a step of cross-entropy": step(logits, labels, edge_weight=0.0),
         "added by a step of the edge terms": step(logits, labels, ce_weight=0.0),
     }
     top = max(change.nan_to_num().abs().max().item() for change in changes.values())
-    figure, axes = make_figure(narrow=narrow)
-    show_map(axes[0], before, "probability of the label before", 1, labels)
+    show_map(axes[0], label_probability(logits, labels), "probability of the label before", 1, labels)
     for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
         show_map(shown, change, title, top, labels)
-    return figure
 
 
 def regions(averages: Tensor) -> Tensor:
@@ -154,7 +130,7 @@ def regions(averages: Tensor) -> Tensor:
     return columns - columns.mean(1, keepdim=True)
 
 
-def draw_regions(labels: Tensor, *, narrow: bool) -> Figure:
+def draw_regions(axes: Sequence[Axes], labels: Tensor) -> None:
     """Draw averages of labels and prediction, and the residual of the best linear estimate of the former."""
     labels = labels.repeat_interleave(SCALE, 0).repeat_interleave(SCALE, 1)
     logits = make_logits(labels)
@@ -166,12 +142,10 @@ def draw_regions(labels: Tensor, *, narrow: bool) -> Figure:
     inner = of_prediction @ of_prediction.T + noise * torch.eye(9, dtype=torch.float64)
     residual = of_labels - torch.linalg.solve(inner, of_prediction @ of_labels.T).T @ of_prediction
     left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
-    figure, axes = make_figure(narrow=narrow)
     titles = ("averages of the labels, z", "averages of the prediction, q", "what q leaves open of z")
     for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
         show_map(shown, values, title, z.max().item())
         shown.add_patch(Rectangle((21.5, 5.5), 3, 3, fill=False, edgecolor="white"))
-    return figure
 
 
 def main() -> None:
@@ -179,9 +153,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=IMAGES, metavar="FOLDER", help="default: %(default)s")
     folder, labels = parser.parse_args().output, make_labels()
-    for name, draw in {"edge-weights": draw_weights, "edge-step": draw_step, "regions": draw_regions}.items():
-        save_figure(draw(labels, narrow=False), folder / f"{name}.png", 200)
-        save_figure(draw(labels, narrow=True), folder / f"{name}-narrow.png", 200)
+    drawings = {"edge-weights": draw_weights, "edge-step": draw_step, "regions": draw_regions}
+    for (name, draw), (ending, (size, rows, columns, free)) in product(drawings.items(), LAYOUTS.items()):
+        figure = Figure(figsize=size)
+        blank = {"xticks": [], "yticks": [], "facecolor": VOID}
+        axes = [*figure.subplots(rows, columns, gridspec_kw=free, subplot_kw=blank)]
+        for each in axes:
+            each.spines[:].set(linewidth=0.5, color="0.4")
+        draw(axes, labels)
+        save_figure(figure, folder / f"{name}{ending}.png", 200)
 
 
 if __name__ == "__main__":

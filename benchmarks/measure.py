@@ -64,13 +64,14 @@ def end_with_parent() -> None:
 def median_seconds(
     runs: Mapping[str, Run], rounds: int, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Return the median time of each run, on a CPU by the clock.
+    """Return the median time of each run, on a CPU by the clock; a first round does not count.
 
-    The runs take turns, so that a change of clock rate affects all of them.
+    The runs take turns, so that a change of clock rate affects all of them, and in both orders, since a run pays for
+    what the one before it has left of cache and memory.
     """
-    seconds_of = stopwatch(device, clock)
-    rows = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(rounds)]
-    return {name: statistics.median(row[name] for row in rows) for name in runs}
+    seconds_of, orders = stopwatch(device, clock), [[*runs], [*reversed(runs)]]
+    rows = [{name: seconds_of(runs[name]) for name in orders[i % 2]} for i in range(rounds + 1)]
+    return {name: statistics.median(row[name] for row in rows[1:]) for name in runs}
 
 
 def stopwatch(device: str, clock: Callable[[], float] = time.perf_counter) -> Callable[[Run], float]:

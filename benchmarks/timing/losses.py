@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -106,15 +105,20 @@ def cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean") ->
 
 def make_losses(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[Tensor, Tensor], Any]]:
     """Return the losses by name."""
-    criterion = partial(EdgeAwareLoss, ignore_index=VOID, **case.options)
+    criterion = partial(EdgeAwareLoss, ignore_index=VOID, backend="fused", **case.options)
     plain = partial(cross_entropy, reduction=case.options.get("reduction", "mean"))
-    losses: dict[str, Callable[[], Callable[[Tensor, Tensor], Any]]] = {
-        "cross-entropy": lambda: plain,
-        "EdgeAwareLoss": lambda: criterion(backend="fused"),
-        "region_weight=0": lambda: criterion(backend="fused", region_weight=0),
-        "compiled cross-entropy": lambda: torch.compile(plain),
-    }
-    return {name: losses[name]() for name in names}
+    known = {NAMES[0]: plain, NAMES[1]: criterion(), NAMES[2]: criterion(region_weight=0)}
+    return {name: known[name] if name in known else torch.compile(plain) for name in names}
+
+
+def make_pass(loss: Callable[..., Tensor], logits: Tensor, *others: object) -> Callable[[], None]:
+    """Return a forward and backward pass of a loss."""
+
+    def run() -> None:
+        loss(logits, *others).sum().backward()
+        logits.grad = None  # here, so that each loss pays for freeing its own gradient
+
+    return run
 
 
 def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
@@ -122,20 +126,14 @@ def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
     torch.set_num_threads(threads)
     logits, target, fraction = make_inputs(case, masks)
 
-    def step(forward: Callable[[], Any]) -> None:
-        forward().sum().backward()
-        logits.grad = None  # here, so that each loss pays for freeing its own gradient
-
-    forwards = {name: partial(loss, logits, target) for name, loss in make_losses(case, NAMES).items()}
-    runs = {name: partial(step, forward) for name, forward in forwards.items()}
+    losses = make_losses(case, NAMES)
+    runs = {name: make_pass(loss, logits, target) for name, loss in losses.items()}
     rounds = max(rounds // 2, min(16 * rounds, rounds * 2**24 // (case.shape[1] * target.numel())))
-    orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    parts = [median_seconds(orders[i % 2], 1, clock=clock) for i in range(max(1, rounds) + 1)][1:]
+    seconds = median_seconds(runs, max(1, rounds), clock=time.thread_time if threads == 1 else time.perf_counter)
     return {
         "edge_fraction": round(fraction, 4),
-        "milliseconds": {name: round(1e3 * median(part[name] for part in parts), 3) for name in runs},
-        "held_bytes": {name: held_memory(forward) for name, forward in forwards.items()},
+        "milliseconds": {name: round(1e3 * time_of_one, 3) for name, time_of_one in seconds.items()},
+        "held_bytes": {name: held_memory(partial(loss, logits, target)) for name, loss in losses.items()},
         "rounds": rounds,
     }
 

@@ -17,29 +17,22 @@ from baselines.recipes import RECIPES, Options, Progress, loss_title, make
 from label_maps import VOID
 from measure import added_memory, alone, median_seconds
 from result_table import Row
-from timing.losses import Case, make_inputs
+from timing.losses import Case, make_inputs, make_pass
 
 LOSSES: list[tuple[str, Options]] = [*((name, {}) for name in RECIPES), ("abl", {"lovasz": 1.0})]
 
 
-def make_pass(logits: Tensor, target: Tensor, name: str, options: Options) -> Callable[[], None]:
-    """Return a forward and backward pass of a loss."""
+def pass_of(logits: Tensor, target: Tensor, name: str, options: Options) -> Callable[[], None]:
+    """Return a forward and backward pass of a recipe."""
     loss = make(name, options, VOID, targets=[target], num_classes=logits.shape[1])
-
-    def run() -> None:
-        loss(logits, target, Progress()).backward()
-        logits.grad = None
-
-    return run
+    return make_pass(loss, logits, target, Progress())
 
 
 def measure_time(shape: Sequence[int], masks: Path | None, rounds: int, threads: int) -> dict[str, float]:
     """Return the median seconds of each loss, by title."""
     torch.set_num_threads(threads)
     logits, target, _ = make_inputs(Case("peers", tuple(shape)), masks)
-    passes = {loss_title(*loss): make_pass(logits, target, *loss) for loss in LOSSES}
-    median_seconds(passes, 1)
-    return median_seconds(passes, rounds)
+    return median_seconds({loss_title(*loss): pass_of(logits, target, *loss) for loss in LOSSES}, rounds)
 
 
 def measure_memory(shape: Sequence[int], masks: Path | None, loss: tuple[str, Options], threads: int) -> int:
@@ -47,8 +40,8 @@ def measure_memory(shape: Sequence[int], masks: Path | None, loss: tuple[str, Op
     torch.set_num_threads(threads)
     # The first call also loads code, threads and libraries, which are not part of the pass.
     small, (logits, target, _) = (1, shape[1], 8, 8), make_inputs(Case("peers", tuple(shape)), masks)
-    make_pass(*make_inputs(Case("small", small), None)[:2], *loss)()
-    return added_memory(make_pass(logits, target, *loss)) - logits.nbytes
+    pass_of(*make_inputs(Case("small", small), None)[:2], *loss)()
+    return added_memory(pass_of(logits, target, *loss)) - logits.nbytes
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:

@@ -16,7 +16,7 @@ from label_maps import VOID
 from measure import median_seconds
 from result_table import Row
 from segkit.model import UNet
-from timing.losses import Case, make_inputs
+from timing.losses import Case, make_inputs, make_pass
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:
@@ -34,8 +34,6 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
         optimizer.step()
         optimizer.zero_grad()
 
-    runs = {"step": step, "loss": lambda: criterion(logits, labels).backward()}
-    median_seconds(runs, 1)
-    seconds = median_seconds(runs, options.rounds)
+    seconds = median_seconds({"step": step, "loss": make_pass(criterion, logits, labels)}, options.rounds)
     figures = {"step_seconds": seconds["step"], "loss_seconds": seconds["loss"]}
     yield {"case": "step", "images": list(images.shape), **figures, "loss_share": seconds["loss"] / seconds["step"]}

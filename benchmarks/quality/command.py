@@ -17,7 +17,7 @@ from baselines.recipes import RECIPES
 from parsers import Option, make_parser
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_benefit, plot_crops, summary, windows
-from quality.data import open_part, read_labels, scored_batches
+from quality.data import open_part, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import Place, Run, key_of, pick, read_plan, run_of
@@ -51,6 +51,7 @@ examples:
 """
 RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
+PLANS = ROOT / "configs"
 
 
 def place_of(options: argparse.Namespace) -> Place:
@@ -74,12 +75,16 @@ def do_plan(options: argparse.Namespace) -> None:
 
 
 def do_merge(options: argparse.Namespace) -> None:
-    """Add the rows of other tables."""
+    """Add the rows of other tables, of the runs that some plan has."""
+    plans = [read_plan(path, held_out=on) for path in PLANS.glob("quality*.yaml") for on in (False, True)]
+    planned = {run.key for runs in plans for run in runs}
     for path in options.tables:
         rows = read_rows(path)
         if not rows:
             raise ValueError(f"merge: expected a table of results, but got {path}; pass a file that `plan` wrote")
-        add_rows(options.results, rows, key_of)
+        kept = [row for row in rows if key_of(row) in planned]
+        add_rows(options.results, kept, key_of)
+        print(f"{path}: {len(kept)} rows, and {len(rows) - len(kept)} left out, whose runs are in no plan of {PLANS}")
 
 
 def chosen_runs(options: argparse.Namespace, baseline: str = BASELINE) -> list[Run]:
@@ -138,8 +143,9 @@ def predict(options: argparse.Namespace) -> tuple[Split, str]:
         network = load_network(run, place)
         batches = [network(batch.to(options.device)).argmax(1).cpu() for batch in images.split(8)]
         predictions[title] = torch.cat(batches)
-    names, labels = open_part(first, place, scored=True)[0].names, read_labels(place.root / first.data)
-    split = Split(names, denormalize(images), target, predictions, *labels)
+    dataset, _ = open_part(first, place, scored=True)
+    about = dataset.classes, dataset.ignore_index
+    split = Split(dataset.names, denormalize(images), target, predictions, *about)
     baseline, *_, ours = chosen
     return split, f"{ours} against {baseline}; {first.data}, {first.split}, seed {options.seed}"
 
@@ -161,7 +167,7 @@ def do_crops(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "plan": (do_plan, "do all runs of YAML files"),
-    "merge": (do_merge, "add the runs of other tables of results"),
+    "merge": (do_merge, "add the runs of other tables of results that some plan has"),
     "table": (do_table, "print all results as Markdown"),
     "plot": (do_plot, "draw differences and curves"),
     "offsets": (do_offsets, "score finished runs at logits - t · log u, for several t"),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgeloss.io import read_classes
 from quality.runs import Place, Run
 from segkit import layouts
 from segkit.data import Augment, SegmentationDataset
@@ -18,28 +16,18 @@ from segkit.data import Augment, SegmentationDataset
 HELD_OUT = 5  # one of this many training images
 
 
-def read_labels(data: Path) -> tuple[list[str], int]:
-    """Read the names of the classes of a data set, and its void label."""
-    classes, void = read_classes(data / "classes.txt")
-    return classes, 255 if void is None else void
-
-
-def augmentation(run: Run) -> Augment:
-    """Return the random changes to the training images of a run."""
-    return Augment(crop=run.crop, color=0.2 if run.dims == 3 else 0.3)
-
-
 def open_part(
-    run: Run, place: Place, *, scored: bool = False, augment: Augment | None = None
+    run: Run, place: Place, *, scored: bool = False, augmented: bool = False
 ) -> tuple[SegmentationDataset, np.ndarray]:
     """Open the images that a run is trained on, or scored on, which may be some of the training images.
 
     Returns:
-        The data set, which is in memory if its images change at random, and the indices in it.
+        The data set, which is in memory if its images are changed at random, and the indices in it.
     """
+    augment = Augment(crop=run.crop, color=0.2 if run.dims == 3 else 0.3) if augmented else None
     part = "val" if scored and not run.held_out else "train"
     files = layouts.find("volumes" if run.dims == 3 else "folder", place.root / run.data, part)
-    dataset = SegmentationDataset(files, size=run.size, augment=augment, seed=run.seed, cache=augment is not None)
+    dataset = SegmentationDataset(files, size=run.size, augment=augment, seed=run.seed, cache=augmented)
     everything = np.arange(len(dataset))
     if not run.held_out:
         return dataset, everything

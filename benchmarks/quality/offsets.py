@@ -7,7 +7,6 @@ what a loss gains beyond such a shift.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight
-from quality.data import open_part, read_labels, read_targets, scored_batches
+from quality.data import open_part, read_targets, scored_batches
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, evaluate
-from quality.tables import by_loss, markdown, title_of
+from quality.tables import by_loss, markdown, mean_scores, title_of
 from quality.training import load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -34,28 +33,31 @@ POINTS = (CRITERION, "precision_1", "recall_1", "boundary_iou_005", "miou")
 
 def log_balance(run: Run, place: Place) -> Tensor:
     """Compute log u [C] of the balanced edge class weights of the labels that a run is trained on."""
-    classes, void = read_labels(place.root / run.data)
-    return balanced_edge_class_weight(read_targets(run, place), len(classes), ignore_index=void).log()
+    dataset, _ = open_part(run, place)
+    weight = balanced_edge_class_weight(
+        read_targets(run, place), len(dataset.classes), ignore_index=dataset.ignore_index
+    )
+    return weight.log()
 
 
 @torch.no_grad()
 def scores_at(run: Run, place: Place, log_u: Tensor, offsets: Sequence[float]) -> dict[str, list[float]]:
     """Compute the scores POINTS of a finished run at each offset."""
-    classes, void = read_labels(place.root / run.data)
-    network = load_network(run, place)
+    dataset, _ = open_part(run, place)
+    network, about = load_network(run, place), (len(dataset.classes), dataset.ignore_index, place.device)
     batches = [(network(images.to(place.device)).cpu(), target) for images, target in scored_batches(run, place)]
     scores = []
     for t in offsets:
         shifted = [(logits - t * log_u.view(-1, *[1] * (logits.dim() - 2)), target) for logits, target in batches]
-        scores.append(evaluate(torch.nn.Identity(), shifted, len(classes), void, place.device, metrics=POINTS))
+        scores.append(evaluate(torch.nn.Identity(), shifted, *about, metrics=POINTS))
     return {name: [at[name] for at in scores] for name in POINTS}
 
 
 def sweep(runs: Sequence[Run], place: Place) -> None:
     """Score the finished runs at all offsets, and add their rows to the table; a run that has one is left out."""
-    table, balances = {key_of(row) for row in read_rows(place.results)}, {}
+    known, balances = {key_of(row) for row in read_rows(place.results)}, {}
     for number, run in enumerate(runs, start=1):
-        if run.key in table:
+        if run.key in known:
             continue
         start, same = time.perf_counter(), (run.data, run.split, run.settings)
         if same not in balances:
@@ -65,10 +67,9 @@ def sweep(runs: Sequence[Run], place: Place) -> None:
         except CheckpointError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        parts = {"train": False, "evaluated": True}
-        images = {name: len(open_part(run, place, scored=scored)[1]) for name, scored in parts.items()}
-        row = {"run": asdict(run), "split": run.split, "images": images}
-        row |= {"classes": read_labels(place.root / run.data)[0], "offsets": list(OFFSETS), "scores": scores}
+        (dataset, train), (_, evaluated) = (open_part(run, place, scored=scored) for scored in (False, True))
+        row = {"run": asdict(run), "split": run.split, "images": {"train": len(train), "evaluated": len(evaluated)}}
+        row |= {"classes": dataset.classes, "offsets": list(OFFSETS), "scores": scores}
         add_rows(place.results, [row], key_of)
         print(f"{number}/{len(runs)}  {run.data}  {run.key}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
@@ -87,14 +88,11 @@ def at_offsets(rows: Iterable[Row], offsets: Mapping[str, float]) -> list[Row]:
 
 def best_offsets(rows: Iterable[Row]) -> dict[str, float]:
     """Return for each loss, by title, the offset with the highest mean of CRITERION over the seeds."""
-
-    def mean_at(of_loss: Sequence[Row], t: float) -> float:
-        return statistics.fmean(row["scores"][CRITERION][row["offsets"].index(t)] for row in of_loss)
-
-    return {
-        loss: max(of_loss[0]["offsets"], key=lambda t, of_loss=of_loss: mean_at(of_loss, t))
-        for loss, of_loss in by_loss(rows).items()
-    }
+    best = {}
+    for loss, of_loss in by_loss(rows).items():
+        means = mean_scores(of_loss, CRITERION)
+        best[loss] = of_loss[0]["offsets"][means.index(max(means))]
+    return best
 
 
 def report(rows: Sequence[Row], baseline: str) -> str:

@@ -5,52 +5,46 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from baselines.recipes import RECIPES
 from pictures import save_figure
 from quality.scores import METRICS, SHOWN, scale_of
-from quality.tables import BASELINE, Summary, by_loss
+from quality.tables import BASELINE, Summary, by_loss, mean_scores
 from result_table import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OURS = (RECIPES["ours"].title, RECIPES["module"].title)
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # also for color-blind readers
 MARKERS = "soD^vX"
 
 
-def looks(losses: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the color and marker of each loss, the same in every figure."""
-    drawn = dict.fromkeys(losses)
-    others = [loss for loss in drawn if loss != BASELINE]
-    shown = {loss: (COLORS[n % len(COLORS)], MARKERS[n % len(MARKERS)]) for n, loss in enumerate(others)}
-    return {loss: shown.get(loss, ("black", "o")) for loss in drawn}
-
-
-def make_figure(titles: Iterable[str], width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure with a panel for each title."""
+@contextmanager
+def panels(
+    titles: Iterable[str], losses: Iterable[str], path: Path, width: float, height: float
+) -> Iterator[tuple[Sequence[Axes], dict[str, tuple[str, str]]]]:
+    """Yield a panel for each title, and the color and marker of each loss; then write the figure, with a legend."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    titles = [*titles]
+    titles, styles = [*titles], zip(cycle(COLORS), cycle(MARKERS), strict=False)
+    looks = {loss: ("black", "o") if loss == BASELINE else next(styles) for loss in dict.fromkeys(losses)}
     figure = Figure(figsize=(width * len(titles) + 0.5, height), layout="constrained")
     (axes,) = figure.subplots(1, len(titles), squeeze=False)
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(textwrap.fill(title, 50), fontsize=10 if len(title) < 25 else 6)
         axis.grid(alpha=0.3)
-    return figure, axes
-
-
-def save_with_legend(figure: Figure, shown: Mapping[str, tuple[str, str]], path: Path) -> None:
-    """Write a figure, with the losses below its panels."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], color=color, marker=marker) for color, marker in shown.values()]
-    figure.legend(handles, list(shown), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    yield axes, looks
+    handles = [Line2D([], [], color=color, marker=marker) for color, marker in looks.values()]
+    figure.legend(handles, [*looks], loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     save_figure(figure, path, 120)
 
 
@@ -59,28 +53,26 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
 
     A dot is one seed. The axes are scaled to the dots: the interval of two seeds is often many times as wide.
     """
-    drawn = looks(row["loss"] for rows in sets.values() for row in rows if row["differences"])
-    losses = list(drawn)
-    figure, axes = make_figure((METRICS[name] for name in SHOWN), 4, 1.6 + 0.22 * len(sets) * (len(losses) + 1))
-    for axis, name in zip(axes, SHOWN, strict=True):
-        most = 0.0
-        for at, rows in enumerate(sets.values()):
-            for row in (row for row in rows if name in row["differences"]):
-                y = at + (losses.index(row["loss"]) + 1) / (len(losses) + 1) - 0.5
-                color, marker = drawn[row["loss"]]
-                difference = row["differences"][name]
-                values = [100 * value for value in difference["values"]]
-                ends = difference["interval"] or (difference["mean"],) * 2
-                axis.plot([100 * end for end in ends], [y, y], color=color, linewidth=2)
-                axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
-                axis.plot(100 * difference["mean"], y, marker, color=color, markersize=6)
-                most = max(most, *map(abs, values), 0.0)
-            axis.axhline(at - 0.5, color="black", linewidth=0.3)
-        axis.axvline(0, color="black", linewidth=0.8)
-        axis.set(xlim=(-1.5 * (most or 1), 1.5 * (most or 1)), ylim=(len(sets) - 0.5, -0.5))
-        axis.set_xlabel(f"points above {BASELINE}", fontsize=8)
-        axis.set_yticks(range(len(sets)), list(sets) if axis is axes[0] else [], fontsize=9)
-    save_with_legend(figure, drawn, path)
+    losses = [*dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"])]
+    height = 1.6 + 0.22 * len(sets) * (len(losses) + 1)
+    with panels((METRICS[name] for name in SHOWN), losses, path, 4, height) as (axes, looks):
+        for axis, name in zip(axes, SHOWN, strict=True):
+            most = 0.0
+            for at, rows in enumerate(sets.values()):
+                for row in (row for row in rows if name in row["differences"]):
+                    y = at + (losses.index(row["loss"]) + 1) / (len(losses) + 1) - 0.5
+                    (color, marker), difference = looks[row["loss"]], row["differences"][name]
+                    values = [100 * value for value in difference["values"]]
+                    ends = difference["interval"] or (difference["mean"],) * 2
+                    axis.plot([100 * end for end in ends], [y, y], color=color, linewidth=2)
+                    axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
+                    axis.plot(100 * difference["mean"], y, marker, color=color, markersize=6)
+                    most = max(most, *map(abs, values), 0.0)
+                axis.axhline(at - 0.5, color="black", linewidth=0.3)
+            axis.axvline(0, color="black", linewidth=0.8)
+            axis.set(xlim=(-1.5 * (most or 1), 1.5 * (most or 1)), ylim=(len(sets) - 0.5, -0.5))
+            axis.set_xlabel(f"points above {BASELINE}", fontsize=8)
+            axis.set_yticks(range(len(sets)), list(sets) if axis is axes[0] else [], fontsize=9)
 
 
 def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> None:
@@ -90,24 +82,23 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
     """
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
-    figure, axes = make_figure(groups, 2.6, 3.3)
-    drawn = looks(loss for losses in groups.values() for loss in losses)
-    for axis, losses in zip(axes, groups.values(), strict=True):
-        for loss, results in losses.items():
-            at_epoch: dict[int, list[float]] = defaultdict(list)  # of the seeds
-            for curve in (row["curve"] for row in results):
-                for epoch, value in zip(curve["epoch"], curve[name], strict=True):
-                    at_epoch[epoch].append(value * scale_of(name))
-            epochs, values, (color, _) = sorted(at_epoch), [at_epoch[n] for n in sorted(at_epoch)], drawn[loss]
-            ours = loss.startswith(OURS)
-            axis.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1)
-            if ours or loss == BASELINE:
-                low, high = [*map(min, values)], [*map(max, values)]
-                axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
-        axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[0].set_ylabel(METRICS.get(name, name) + ", %" * (scale_of(name) == 100))
-    save_with_legend(figure, drawn, path)
+    losses = (loss for of_data in groups.values() for loss in of_data)
+    with panels(groups, losses, path, 2.6, 3.3) as (axes, looks):
+        for axis, of_data in zip(axes, groups.values(), strict=True):
+            for loss, results in of_data.items():
+                at_epoch: dict[int, list[float]] = defaultdict(list)  # of the seeds
+                for curve in (row["curve"] for row in results):
+                    for epoch, value in zip(curve["epoch"], curve[name], strict=True):
+                        at_epoch[epoch].append(value * scale_of(name))
+                epochs, values = zip(*sorted(at_epoch.items()), strict=True)
+                (color, _), ours = looks[loss], loss.startswith(OURS)
+                axis.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1)
+                if ours or loss == BASELINE:
+                    low, high = [*map(min, values)], [*map(max, values)]
+                    axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+            axis.set_xlabel("epoch")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axes[0].set_ylabel(METRICS.get(name, name) + ", %" * (scale_of(name) == 100))
 
 
 def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
@@ -115,20 +106,14 @@ def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
 
     A point is the mean over the seeds; the marker is at t = 0.
     """
-    figure, axes = make_figure(groups, 4.6, 4.9)
-    drawn = looks(loss for rows in groups.values() for loss in by_loss(rows))
-    for axis, rows in zip(axes, groups.values(), strict=True):
-        for loss, own in by_loss(rows).items():
-            offsets = own[0]["offsets"]
-            precision, recall = (
-                [statistics.fmean(row["scores"][name][row["offsets"].index(t)] * 100 for row in own) for t in offsets]
-                for name in ("precision_1", "recall_1")
-            )
-            color, marker = drawn[loss]
-            axis.plot(recall, precision, ".-", color=color, linewidth=1)
-            zero = offsets.index(0)
-            axis.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
-        axis.set_xlabel("recall of borders at 1 px, %")
-    axes[0].set_ylabel("precision of borders at 1 px, %")
-    figure.suptitle("logits - t · log u, a point per t, marker at 0", fontsize=9)
-    save_with_legend(figure, drawn, path)
+    losses = (loss for rows in groups.values() for loss in by_loss(rows))
+    with panels(groups, losses, path, 4.6, 4.9) as (axes, looks):
+        for axis, rows in zip(axes, groups.values(), strict=True):
+            for loss, own in by_loss(rows).items():
+                precision, recall = (100 * np.array(mean_scores(own, name)) for name in ("precision_1", "recall_1"))
+                (color, marker), zero = looks[loss], own[0]["offsets"].index(0)
+                axis.plot(recall, precision, ".-", color=color, linewidth=1)
+                axis.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
+            axis.set_xlabel("recall of borders at 1 px, %")
+        axes[0].set_ylabel("precision of borders at 1 px, %")
+        axes[0].figure.suptitle("logits - t · log u, a point per t, marker at 0", fontsize=9)

@@ -71,6 +71,11 @@ def by_loss(results: Iterable[Row]) -> dict[str, list[Row]]:
     return dict(grouped)
 
 
+def mean_scores(results: Iterable[Row], name: str) -> list[float]:
+    """Return the mean of a score over the results of a sweep, at each of its offsets."""
+    return [*map(statistics.fmean, zip(*(row["scores"][name] for row in results), strict=True))]
+
+
 # ------------------------------------------------------------------------------------------------------------ summaries
 
 

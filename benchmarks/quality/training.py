@@ -23,16 +23,7 @@ from torch import Tensor, nn
 from baselines.common import at_size
 from baselines.recipes import Module, Progress, make
 from measure import INSTRUCTIONS, processes, processor
-from quality.data import (
-    augmentation,
-    load_batch,
-    open_part,
-    read_labels,
-    read_targets,
-    scored_batches,
-    split_indices,
-    work_of,
-)
+from quality.data import load_batch, open_part, read_targets, scored_batches, split_indices, work_of
 from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class
@@ -72,8 +63,8 @@ class Training:
     def __init__(self, run: Run, place: Place) -> None:
         """Open the data, and resume from the checkpoint if there is one."""
         self.run, self.place = run, place
-        self.classes, self.void = read_labels(place.root / run.data)
-        self.train_set, self.chosen = open_part(run, place, augment=augmentation(run))
+        self.train_set, self.chosen = open_part(run, place, augmented=True)
+        self.classes, self.void = self.train_set.classes, self.train_set.ignore_index
         self.evaluated = [(x.to(place.device), y.to(place.device)) for x, y in scored_batches(run, place)]
         self.thin = thin_class(run.data, self.classes)
 
@@ -284,6 +275,6 @@ def load_network(run: Run, place: Place) -> nn.Module:
     checkpoint = load_checkpoint(path, map_location=place.device)
     if (epoch := checkpoint["epoch"]) != run.epochs:
         raise CheckpointError(f"{path}: expected {run.epochs} epochs, but got {epoch}; finish the run with `plan`")
-    network = make_network(run, len(read_labels(place.root / run.data)[0])).to(place.device).eval()
+    network = make_network(run, len(open_part(run, place)[0].classes)).to(place.device).eval()
     network.load_state_dict(checkpoint["model"])
     return network

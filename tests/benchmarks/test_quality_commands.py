@@ -86,15 +86,19 @@ def test_default_tables() -> None:
         assert parse(command.split()).results.name == f"{table}.jsonl"
 
 
-def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "results.jsonl"
     assert main(["table", "--results", str(table)]) == 1
     message = f"--results: expected results of these runs; train them with `plan`, but got {table}"
     assert message in capsys.readouterr().err
     assert main(["merge", str(table), "--results", str(tmp_path / "all.jsonl")]) == 1
     assert f"merge: expected a table of results, but got {table}; pass a file that" in capsys.readouterr().err
-    parts = [write_rows(tmp_path / f"{n}.json", [result]) for n, result in enumerate(RESULTS[:3])]
+    monkeypatch.setattr("quality.command.PLANS", tmp_path)
+    plan = {"runs": [{"loss": "ours", "seeds": [0, 1, 2]}]}
+    (tmp_path / "quality-plan.yaml").write_text(yaml.safe_dump(plan))
+    parts = [write_rows(tmp_path / f"{n}.json", [result, RESULTS[-1]]) for n, result in enumerate(RESULTS[:3])]
     for names in ((parts[2], parts[1]), (parts[1], parts[0])):
         assert main(["merge", *names, "--results", str(table)]) == 0
-    assert [row["run"]["seed"] for row in read_rows(table)] == [0, 1, 2]  # sorted, each once
+    assert [row["run"]["seed"] for row in read_rows(table)] == [0, 1, 2]  # sorted, each once, of the plan
+    assert f"{parts[0]}: 1 rows, and 1 left out" in capsys.readouterr().out
     assert read_rows(table)[0] == json.loads(json.dumps(RESULTS[1]))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.common import mean, one_hot
+from baselines.common import one_hot, weighted_mean
 from edgeloss.fields import distance_to_sites
 
 
@@ -20,7 +20,7 @@ def boundary(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     """
     phi = signed_distance(one_hot(target, logits.shape[1], ignore_index))
     valid = (target != ignore_index)[:, None].expand_as(phi)
-    return mean(logits.softmax(1) * phi, valid)
+    return weighted_mean(logits.softmax(1) * phi, valid)
 
 
 def signed_distance(masks: Tensor) -> Tensor:

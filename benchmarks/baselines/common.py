@@ -9,13 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the values on a mask of their shape; 0 if it is empty."""
-    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
-
-
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Return Σ weight · values / Σ weight; 0 if there is no weight."""
+    """Return Σ weight · values / Σ weight, the mean over a mask; 0 if there is no weight."""
     total = weight.sum()
     return (weight * values).sum() / torch.where(total > 0, total, 1)
 

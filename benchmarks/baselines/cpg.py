@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baselines.common import mean, one_hot
+from baselines.common import one_hot, weighted_mean
 
 
 def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
@@ -21,7 +21,7 @@ def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     wanted = sobel(labels)
     void = (target == ignore_index).to(logits.dtype)
     clean = F.max_pool2d(void, 3, stride=1, padding=1)[:, None, None] == 0
-    return mean((sobel(logits.softmax(1)) - wanted).square(), (wanted != 0) & clean)
+    return weighted_mean((sobel(logits.softmax(1)) - wanted).square(), (wanted != 0) & clean)
 
 
 def sobel(x: Tensor) -> Tensor:

@@ -78,13 +78,9 @@ def _ce(logits: Tensor, target: Tensor, given: Given) -> Tensor:
     return given.cross_entropy(logits, target)
 
 
-def _balanced(logits: Tensor, target: Tensor, given: Given) -> Tensor:
-    """Compute cross-entropy with the class weights at all pixels, not only at edges."""
-    return given.cross_entropy(logits, target, given.edge_class_weight)
-
-
-def _median_frequency(logits: Tensor, target: Tensor, given: Given) -> Tensor:
-    return given.cross_entropy(logits, target, given.counted)
+def _class_weighted(logits: Tensor, target: Tensor, given: Given) -> Tensor:
+    """Compute cross-entropy with class weights at all pixels: what is counted, or else the weights of edge pixels."""
+    return given.cross_entropy(logits, target, given.edge_class_weight if given.counted is None else given.counted)
 
 
 def _logit_adjusted(logits: Tensor, target: Tensor, given: Given, tau: float) -> Tensor:
@@ -205,8 +201,8 @@ _WEIGHT: Options = {"weight": 1.0}
 
 RECIPES = {
     "ce": Recipe("cross-entropy", _ce),
-    "balanced": Recipe("class-weighted CE", _balanced, _BALANCE),
-    "median_frequency": Recipe("median-frequency CE", _median_frequency, k=0.0, count=median_frequency_weight),
+    "balanced": Recipe("class-weighted CE", _class_weighted, _BALANCE),
+    "median_frequency": Recipe("median-frequency CE", _class_weighted, k=0.0, count=median_frequency_weight),
     "logit_adjusted": Recipe("logit-adjusted CE", _logit_adjusted, {"tau": 1.0}, k=0.0, count=class_prior),
     "weighted": Recipe("edge-weighted CE", _ce, k=4.0),
     "random": Recipe("randomly weighted CE", _ce, k=4.0),

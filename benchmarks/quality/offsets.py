@@ -17,9 +17,9 @@ from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight
 from quality.data import open_part, read_targets, scored_batches
-from quality.runs import Place, Run, key_of
+from quality.runs import Place, Run, key_of, run_of
 from quality.scores import METRICS, evaluate
-from quality.tables import by_loss, markdown, mean_scores, title_of
+from quality.tables import by_loss, markdown, mean_scores
 from quality.training import load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -81,7 +81,7 @@ def at_offsets(rows: Iterable[Row], offsets: Mapping[str, float]) -> list[Row]:
     """Return results with the metrics at one offset per loss, by title."""
     results = []
     for row in rows:
-        place = row["offsets"].index(offsets[title_of(row)])
+        place = row["offsets"].index(offsets[run_of(row).title])
         results.append({**row, "metrics": {name: values[place] for name, values in row["scores"].items()}})
     return results
 

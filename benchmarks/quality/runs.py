@@ -173,21 +173,18 @@ def runs_of(plan: Mapping[str, Any] | Sequence[Any], *, held_out: bool = False) 
     Raises:
         ValueError: if a key is unknown or missing.
     """
-    if isinstance(plan, Sequence):
-        runs = [run for part in plan for run in runs_of(part, held_out=held_out)]
-        return sorted(runs, key=lambda run: run.seed)
-    shared = {key: value for key, value in plan.items() if key not in ("runs", "data")}
     runs = []
-    for name, own in (plan.get("data") or {Run.data: None}).items():
-        settings = {**shared, **(own or {})}
-        if wrong := settings.keys() - set(SETTINGS):
-            raise ValueError(f"plan: expected runs, data and some of {SETTINGS}, but got {sorted(wrong)}")
-        for entry in plan.get("runs") or []:
-            if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
-                raise ValueError(f"plan: expected runs with loss, seeds and optionally options, but got {entry}")
-            for seed in entry["seeds"]:
-                options = entry.get("options") or {}
-                runs.append(Run(entry["loss"], options, seed, data=name, held_out=held_out, **settings))
+    for part in [plan] if isinstance(plan, Mapping) else plan:
+        shared = {key: value for key, value in part.items() if key not in ("runs", "data")}
+        for name, own in (part.get("data") or {Run.data: None}).items():
+            settings = shared | (own or {})
+            if wrong := settings.keys() - set(SETTINGS):
+                raise ValueError(f"plan: expected runs, data and some of {SETTINGS}, but got {sorted(wrong)}")
+            for entry in part.get("runs") or []:
+                if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
+                    raise ValueError(f"plan: expected runs with loss, seeds and optionally options, but got {entry}")
+                what = entry["loss"], entry.get("options") or {}
+                runs += [Run(*what, seed, data=name, held_out=held_out, **settings) for seed in entry["seeds"]]
     if not runs:
         raise ValueError("plan: expected a list of runs, but got none")
     return sorted(runs, key=lambda run: run.seed)

@@ -6,11 +6,12 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from baselines.recipes import RECIPES, loss_title
-from quality.runs import Run, key_of
+from baselines.recipes import RECIPES
+from quality.runs import Run, key_of, run_of
 from quality.scores import METRICS, scale_of
 from result_table import Row, markdown_table, read_rows
 
@@ -58,16 +59,12 @@ def setting_of(run: Run) -> str:
     return f"{run.data} {size}" + ", from scratch" * (not run.pretrained)
 
 
-def title_of(result: Row) -> str:
-    """Return the loss of a result as tables name it."""
-    return loss_title(result["run"]["loss"], result["run"]["options"])
-
-
 def by_loss(results: Iterable[Row]) -> dict[str, list[Row]]:
     """Group results by their losses, in the order of the recipes, and sort each by seed."""
     order, grouped = list(RECIPES), defaultdict(list)
-    for row in sorted(results, key=lambda row: (order.index(row["run"]["loss"]), title_of(row), row["run"]["seed"])):
-        grouped[title_of(row)].append(row)
+    runs = [(run_of(row), row) for row in results]
+    for run, row in sorted(runs, key=lambda pair: (order.index(pair[0].loss), pair[0].title, pair[0].seed)):
+        grouped[run.title].append(row)
     return dict(grouped)
 
 
@@ -141,12 +138,9 @@ def compare(values: Sequence[float]) -> Summary:
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Adjust p-values for their number by Holm's method."""
-    adjusted: dict[str, float] = {}
-    largest = 0.0
-    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
-        adjusted[name] = largest
-    return adjusted
+    ranked = sorted(p_values, key=p_values.__getitem__)
+    adjusted = (min(1.0, (len(ranked) - rank) * p_values[name]) for rank, name in enumerate(ranked))
+    return dict(zip(ranked, accumulate(adjusted, max), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- Markdown

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baselines.common import pairs
 from edgeloss.fields import distance_to_sites
+from edgeloss.neighborhoods import within_reach
 
 # The order decides ties: straight steps come before diagonal ones, and the center is last.
 STEPS = [(1, 0), (-1, 0), (0, -1), (0, 1), (-1, 1), (1, 1), (-1, -1), (1, -1), (0, 0)]
@@ -89,5 +90,4 @@ def predicted_border(logits: Tensor, valid: Tensor) -> Tensor:
     least = change.new_full((len(change), 1, 1), 1e-5)
     while (many := (change > least).sum((1, 2), keepdim=True) > most).any():
         least = torch.where(many, least * 1.2, least)
-    seeds = (change > least).to(change.dtype)
-    return F.max_pool2d(seeds, 3, stride=1, padding=1) > 0
+    return within_reach(change > least, (1, 1))

@@ -51,12 +51,6 @@ def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
     return (target[:, None] == classes) & (target != ignore_index)[:, None]
 
 
-def dilated(x: Tensor) -> Tensor:
-    """Return the maximum over 3 × 3, or 3 × 3 × 3, pixels of maps [B, C, *S]."""
-    pool = F.max_pool3d if x.dim() == 5 else F.max_pool2d
-    return pool(x, 3, stride=1, padding=1)
-
-
 def pairs(x: Tensor, dy: int, dx: int) -> tuple[Tensor, Tensor]:
     """Return pixels of maps [..., H, W] that have a neighbor (dy, dx), and these."""
     height, width = x.shape[-2:]

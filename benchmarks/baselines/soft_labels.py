@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from baselines.common import dilated, one_hot
+from baselines.common import one_hot
+from edgeloss.neighborhoods import within_reach
 
 
 def relaxed_cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
@@ -18,7 +19,7 @@ def relaxed_cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int) 
     Source: Zhu et al., "Improving Semantic Segmentation via Video Propagation and Label Relaxation", CVPR 2019,
     equation 3, and the authors' code.
     """
-    near = dilated(one_hot(target, logits.shape[1], ignore_index).to(logits.dtype)) > 0
+    near = within_reach(one_hot(target, logits.shape[1], ignore_index), (0, *[1] * (target.dim() - 1)))
     void = (target == ignore_index)[:, None]
     relaxed = logits.masked_fill(~(near | void), -torch.inf).logsumexp(1)
     return torch.where(void[:, 0], 0, logits.logsumexp(1) - relaxed)

@@ -56,8 +56,7 @@ PLANS = ROOT / "configs"
 
 def place_of(options: argparse.Namespace) -> Place:
     """Return where to read and write."""
-    results = vars(options).get("results", RESULTS / "quality.jsonl")  # crops need none
-    return Place(options.data_root.resolve(), results, options.state, options.device)
+    return Place(options.data_root.resolve(), options.results, options.state, options.device)
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -181,7 +180,7 @@ OPTIONS: list[Option] = [
     ("plan", "plans", None, "plans of runs", PATH | {"nargs": "+"}),
     ("merge", "tables", None, "tables of results", PATH | {"nargs": "+"}),
     ("offsets crops", "plan", None, "a plan of finished runs", PATH),
-    ("plan merge table plot", "--results", RESULTS / "quality.jsonl", "table of results", PATH),
+    ("plan merge table plot crops", "--results", RESULTS / "quality.jsonl", "table of results", PATH),
     ("offsets", "--results", RESULTS / "offsets.jsonl", "table of results", PATH),
     ("plan offsets crops", "--data-root", ROOT.parent / "shared", "its folders: train/, val/ and classes.txt", PATH),
     ("plan offsets crops", "--state", ROOT / "runs/quality", "checkpoints, from which runs resume", PATH),

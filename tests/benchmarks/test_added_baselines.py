@@ -8,6 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from baselines.boundary_dou import boundary_dou
@@ -89,42 +91,29 @@ def test_unet_weights(size: tuple[int, ...]) -> None:
     torch.testing.assert_close(weights, torch.from_numpy(expected).float(), rtol=1e-5, atol=10 * math.exp(-8))
 
 
-def neighbors(target: Tensor, image: int, row: int, column: int) -> list[tuple[int, int, float]]:
-    """Return the label, the distance² and the weight of the 3 × 3 neighbors; outside, those of the border."""
-    height, width = target.shape[1:]
-    found = []
-    for dy, dx in product((-1, 0, 1), repeat=2):
-        y, x = min(max(row + dy, 0), height - 1), min(max(column + dx, 0), width - 1)
-        found.append((int(target[image, y, x]), dy**2 + dx**2, math.exp(-(dy**2 + dx**2) / 2)))
-    return found
+def neighbors(target: Tensor) -> Tensor:
+    """Return the labels of the 3 × 3 neighbors [B, 9, H, W]; outside, those of the border."""
+    padded = F.pad(target[:, None].double(), [1] * 4, mode="replicate")
+    return F.unfold(padded, 3).view(len(target), 9, *target.shape[1:]).long()
 
 
 def test_relaxed_labels(scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
-    p = logits.softmax(1)
+    near = torch.stack([(neighbors(target) == c).any(1) for c in range(3)], 1)
+    expected = -(logits.softmax(1) * near).sum(1).log().masked_fill(target == VOID, 0)
     actual = relaxed_cross_entropy(logits, target, ignore_index=VOID)
-    for image, row, column in np.ndindex(*target.shape):
-        classes = {label for label, _, _ in neighbors(target, image, row, column)} - {VOID}
-        is_void = target[image, row, column] == VOID
-        expected = 0 if is_void else -LN(sum(float(p[image, c, row, column]) for c in classes))
-        assert actual[image, row, column].item() == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_spatially_varying_label_smoothing(scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
-    log_p = logits.log_softmax(1)
+    weight = torch.exp(-torch.tensor([2, 1, 2, 1, 0, 1, 2, 1, 2]) / 2)
+    weight /= weight.sum()
+    weight[4] = 1 - weight[4]  # the sum of the others in the center
+    soft = torch.stack([((neighbors(target) == c) * weight[:, None, None]).sum(1) for c in range(3)], 1)
+    expected = -(soft / soft.sum(1, keepdim=True) * logits.log_softmax(1)).sum(1).masked_fill(target == VOID, 0)
     actual = smoothed_cross_entropy(logits, target, ignore_index=VOID, sigma=1)
-    total = sum(math.exp(-(dy**2 + dx**2) / 2) for dy, dx in product((-1, 0, 1), repeat=2))
-    for image, row, column in np.ndindex(*target.shape):
-        if target[image, row, column] == VOID:
-            assert actual[image, row, column] == 0
-            continue
-        soft = np.zeros(3)
-        for label, square, weight in neighbors(target, image, row, column):
-            if label != VOID:
-                soft[label] += weight / total if square else 1 - 1 / total  # the sum of the others in the center
-        expected = -(soft / soft.sum() * log_p[image, :, row, column].numpy()).sum()
-        assert actual[image, row, column].item() == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_boundary_dou(scene: tuple[Tensor, Tensor]) -> None:
@@ -133,17 +122,13 @@ def test_boundary_dou(scene: tuple[Tensor, Tensor]) -> None:
     target = torch.zeros(2, 14, 11, dtype=torch.int64)
     target[0, 3:8, 2:7] = 1
     target[1, 5:7, 2:5] = 2
-    p, losses = logits.softmax(1).numpy(), []
-    for c in range(3):
-        t = (target == c).numpy().astype(float)
-        padded = np.pad(t, ((0, 0), (1, 1), (1, 1)))
-        inner = padded[:, 1:-1, 1:-1]
-        cross = inner + padded[:, 2:, 1:-1] + padded[:, :-2, 1:-1] + padded[:, 1:-1, 2:] + padded[:, 1:-1, :-2]
-        border, area = ((t > 0) & (cross != 5)).sum(), t.sum()
-        alpha = min(2 * (1 - (border + 1e-5) / (area + 1e-5)) - 1, 0.8)
-        squares, shared = (p[:, c] ** 2).sum() + area, (p[:, c] * t).sum()
-        losses.append((squares - 2 * shared + 1e-5) / (squares - (1 + alpha) * shared + 1e-5))
-    assert boundary_dou(logits, target, ignore_index=VOID).item() == pytest.approx(np.mean(losses))
+    p, t = logits.softmax(1), torch.stack([target == c for c in range(3)], 1).float()
+    cross = torch.tensor([[0.0, 1, 0], [1, 1, 1], [0, 1, 0]]).expand(3, 1, 3, 3)
+    is_border = (t > 0) & (F.conv2d(t, cross, padding=1, groups=3) != 5)
+    border, area, squares, shared = (x.sum((0, 2, 3)) for x in (is_border, t, p**2 + t, p * t))
+    alpha = (2 * (1 - (border + 1e-5) / (area + 1e-5)) - 1).clamp(max=0.8)
+    expected = ((squares - 2 * shared + 1e-5) / (squares - (1 + alpha) * shared + 1e-5)).mean()
+    torch.testing.assert_close(boundary_dou(logits, target, ignore_index=VOID), expected)
     # Next to void there is no border: of class 0 the pixel at its end, of class 1 none but those at the ends.
     target = torch.tensor([[[0, 0, VOID, 1, 1, 1]] * 3])
     perfect = 1000.0 * torch.stack([target == 0, target == 1], 1)
@@ -159,13 +144,10 @@ def test_region_mutual_information(size: tuple[int, ...]) -> None:
     t = torch.stack([target == c for c in range(3)], 1).numpy().astype(float)
 
     def regions(full: np.ndarray) -> np.ndarray:
-        padded = np.pad(full, 1)
-        pooled = np.empty([len(range(0, length, 3)) for length in full.shape])
-        for index in np.ndindex(*pooled.shape):
-            pooled[index] = padded[tuple(slice(3 * i, 3 * i + 3) for i in index)].mean()
-        corners = np.ndindex(*(length - 2 for length in pooled.shape))
-        found = [pooled[tuple(slice(i, i + 3) for i in corner)].ravel() for corner in corners]
-        return np.array(found).T - np.mean(found, 0)[:, None]
+        side, axes = (3,) * full.ndim, tuple(range(-full.ndim, 0))
+        pooled = sliding_window_view(np.pad(full, 1), side)[(slice(None, None, 3),) * full.ndim].mean(axes)
+        found = sliding_window_view(pooled, side).reshape(-1, 3**full.ndim)
+        return (found - found.mean(0)).T
 
     expected, d = 0.0, 3 ** len(size)
     for image, c in product(range(2), range(3)):
@@ -206,10 +188,9 @@ def test_random_weights_change_with_the_step(scene: tuple[Tensor, Tensor]) -> No
     drawn = [edge_weights(target, ignore_index=VOID, k=4, draw=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-    for weights in drawn:
-        assert not torch.equal(weights, edges)
-        assert torch.equal((weights == 5).sum((1, 2)), (edges == 5).sum((1, 2)))
-        assert torch.equal(weights == 0, target == VOID)
+    assert not torch.equal(drawn[0], edges)
+    assert torch.equal((drawn[0] == 5).sum((1, 2)), (edges == 5).sum((1, 2)))
+    assert torch.equal(drawn[0] == 0, target == VOID)
 
 
 def test_shifted_edges(scene: tuple[Tensor, Tensor]) -> None:

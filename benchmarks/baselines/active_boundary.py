@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baselines.common import pairs
+from baselines.common import compare, pairs
 from edgeloss.fields import distance_to_sites
 from edgeloss.neighborhoods import within_reach
 
@@ -66,8 +66,7 @@ def label_distance(target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """
     border = torch.zeros_like(valid)
     for offset in ((0, 1), (1, 0)):
-        here, there = pairs(target, *offset)
-        pairs(border, *offset)[0].logical_or_((here != there) & torch.logical_and(*pairs(valid, *offset)))
+        pairs(border, *offset)[0].logical_or_(compare(target, valid, offset)[0])
     distance = np.zeros(target.shape, dtype=np.float32)
     for field, sites in zip(distance, border.cpu().numpy(), strict=True):
         if sites.any():

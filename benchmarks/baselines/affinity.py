@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baselines.common import one_hot, pairs
+from baselines.common import compare, one_hot, pairs
 
 NEIGHBORS = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
 MARGIN = 3.0
@@ -31,9 +31,7 @@ def affinity(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
         for x, log in zip(clipped, logs, strict=True):
             log_center, log_neighbor = pairs(log, *offset)
             kl = kl + pairs(x, *offset)[1] * (log_neighbor - log_center)
-        here, there = pairs(labels, *offset)
-        exists = torch.logical_and(*pairs(valid, *offset))
-        edge, same = (here != there) & exists, (here == there) & exists
+        edge, same = compare(labels, valid, offset)
         sums = sums + torch.stack(
             [torch.where(edge, (MARGIN - kl).clamp(min=0), 0).sum(), torch.where(same, kl, 0).sum()]
         )

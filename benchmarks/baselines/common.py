@@ -51,6 +51,13 @@ def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
     return (target[:, None] == classes) & (target != ignore_index)[:, None]
 
 
+def triples(x: Tensor, axis: int) -> list[Tensor]:
+    """Return the pixels before, at and after each pixel along an axis, whose ends are repeated."""
+    length = x.shape[axis]
+    longer = torch.cat([x.narrow(axis, 0, 1), x, x.narrow(axis, length - 1, 1)], axis)
+    return [longer.narrow(axis, start, length) for start in range(3)]
+
+
 def pairs(x: Tensor, dy: int, dx: int) -> tuple[Tensor, Tensor]:
     """Return pixels of maps [..., H, W] that have a neighbor (dy, dx), and these."""
     height, width = x.shape[-2:]
@@ -59,3 +66,10 @@ def pairs(x: Tensor, dy: int, dx: int) -> tuple[Tensor, Tensor]:
         return x[..., max(y, 0) : height + min(y, 0), max(x_, 0) : width + min(x_, 0)]
 
     return shifted(-dy, -dx), shifted(dy, dx)
+
+
+def compare(labels: Tensor, valid: Tensor, offset: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return which valid pixels with a valid neighbor at the offset have another label than it, and which the same."""
+    here, there = pairs(labels, *offset)
+    exist = torch.logical_and(*pairs(valid, *offset))
+    return exist & (here != there), exist & (here == there)

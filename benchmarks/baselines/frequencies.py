@@ -8,26 +8,26 @@ import torch
 from torch import Tensor
 
 
-def class_prior(targets: Iterable[Tensor], num_classes: int, ignore_index: int) -> Tensor:
+def class_pixels(targets: Iterable[Tensor], num_classes: int, ignore_index: int) -> Tensor:
+    """Return the number of pixels of each class in label maps [1, *S], one image each: [images, C]."""
+    valid = (target[target != ignore_index].long() for target in targets)
+    return torch.stack([torch.bincount(labels, minlength=num_classes).cpu().float() for labels in valid])
+
+
+def class_prior(pixels: Tensor) -> Tensor:
     """Return the share of each class among the valid pixels [C]; a class that does not occur counts as one pixel."""
-    pixels = torch.stack([_pixels(target, num_classes, ignore_index) for target in targets]).sum(0).clamp(min=1)
-    return pixels / pixels.sum()
+    total = pixels.sum(0).clamp(min=1)
+    return total / total.sum()
 
 
-def median_frequency_weight(targets: Iterable[Tensor], num_classes: int, ignore_index: int) -> Tensor:
+def median_frequency_weight(pixels: Tensor) -> Tensor:
     """Return the class weights [C] of median frequency balancing: median(f) / f_c, and 1 for a class without pixels.
 
     f_c is the number of pixels of class c over that of the valid pixels of the images that have the class.
 
     Source: Eigen and Fergus, "Predicting Depth, Surface Normals and Semantic Labels with a Common Multi-Scale
     Convolutional Architecture", ICCV 2015, section 6.3.2.
-
-    Args:
-        targets: label maps [1, *S], one image each.
-        num_classes: C.
-        ignore_index: the ignored label.
     """
-    pixels = torch.stack([_pixels(target, num_classes, ignore_index) for target in targets])  # [images, C]
     where_present = (pixels.sum(1, keepdim=True) * (pixels > 0)).sum(0)
     frequency = pixels.sum(0) / where_present
     return (frequency[where_present > 0].quantile(0.5) / frequency).where(where_present > 0, 1)
@@ -41,7 +41,3 @@ def adjusted(logits: Tensor, prior: Tensor, tau: float) -> Tensor:
     Source: Menon et al., "Long-tail learning via logit adjustment", ICLR 2021, equation 10.
     """
     return logits + tau * prior.log().view(-1, *[1] * (logits.dim() - 2))
-
-
-def _pixels(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
-    return torch.bincount(target[target != ignore_index].long(), minlength=num_classes).cpu().float()

@@ -19,7 +19,7 @@ from baselines.boundary_dou import boundary_dou
 from baselines.common import at_size, cross_entropy, weighted_mean
 from baselines.control import edge_weights
 from baselines.cpg import cpg
-from baselines.frequencies import adjusted, class_prior, median_frequency_weight
+from baselines.frequencies import adjusted, class_pixels, class_prior, median_frequency_weight
 from baselines.relational import relational
 from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
@@ -182,14 +182,14 @@ class Recipe(NamedTuple):
         k: default of the option ``k``, the control's additional weight of edge pixels in its cross-entropy; None for
             losses without it. An option ``class_balance`` > 0 goes with it, the exponent of class weights computed from
             the edge pixels; a loss with weights of its own has this option alone.
-        count: computes what it needs of the training labels.
+        count: computes what it needs of the pixels per image and class of the training labels.
     """
 
     title: str
     loss: Callable[..., Any]
     options: Options = {}  # noqa: RUF012
     k: float | None = None
-    count: Callable[[Iterable[Tensor], int, int], Tensor] | None = None
+    count: Callable[[Tensor], Tensor] | None = None
 
 
 _BALANCE: Options = {"class_balance": 0.0}
@@ -312,7 +312,7 @@ def make(
         balanced = balanced_edge_class_weight(targets, num_classes, exponent=balance, ignore_index=ignore_index)
         balanced = balanced.to(device)
     if recipe.count:
-        counted = recipe.count(targets, num_classes, ignore_index).to(device)
+        counted = recipe.count(class_pixels(targets, num_classes, ignore_index)).to(device)
 
     def loss(logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
         weight = None

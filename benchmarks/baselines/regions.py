@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from baselines.common import one_hot
 
@@ -18,7 +16,7 @@ def dice(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     The term is per image and class. Source: Milletari et al. 2016; MONAI's code, with its defaults. An ignored pixel
     has probability and label 0 in every class, so it contributes to no intersection and no sum.
     """
-    return _monai("DiceLoss")(*_probabilities_and_labels(logits, target, ignore_index))
+    return _monai("DiceLoss", logits, target, ignore_index)
 
 
 def cldice(logits: Tensor, target: Tensor, *, ignore_index: int, thin_class: int = -1) -> Tensor:
@@ -34,10 +32,8 @@ def cldice(logits: Tensor, target: Tensor, *, ignore_index: int, thin_class: int
         ignore_index: the ignored label.
         thin_class: the class whose structures are thin; -1 for all classes.
     """
-    p, labels = _probabilities_and_labels(logits, target, ignore_index)
-    if thin_class >= 0:
-        p, labels = p[:, thin_class, None], labels[:, thin_class, None]
-    return _monai("SoftDiceclDiceLoss")(p, labels) * (target != ignore_index).any()
+    chosen = slice(None) if thin_class < 0 else slice(thin_class, thin_class + 1)
+    return _monai("SoftDiceclDiceLoss", logits, target, ignore_index, chosen) * (target != ignore_index).any()
 
 
 def hausdorff(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
@@ -46,7 +42,7 @@ def hausdorff(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     It takes four distance transforms per image and class. Source: Karimi and Salcudean 2019; MONAI's code, with its
     defaults. An ignored pixel has probability and label 0.
     """
-    return _monai("HausdorffDTLoss")(*_probabilities_and_labels(logits, target, ignore_index))
+    return _monai("HausdorffDTLoss", logits, target, ignore_index)
 
 
 def lovasz(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
@@ -66,14 +62,11 @@ def lovasz(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     return torch.stack(losses).mean() if losses else logits.sum() * 0
 
 
-@cache
-def _monai(name: str) -> nn.Module:
+def _monai(name: str, logits: Tensor, target: Tensor, ignore_index: int, classes: slice = slice(None)) -> Tensor:
+    """Compute a loss of MONAI from probabilities and one-hot labels, of some classes or all."""
     from monai import losses
 
-    loss: nn.Module = getattr(losses, name)(include_background=True)
-    return loss
-
-
-def _probabilities_and_labels(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     p = logits.softmax(1).masked_fill((target == ignore_index)[:, None], 0)
-    return p, one_hot(target, logits.shape[1], ignore_index).to(p.dtype)
+    labels = one_hot(target, logits.shape[1], ignore_index).to(p.dtype)
+    loss: Tensor = getattr(losses, name)(include_background=True)(p[:, classes], labels[:, classes])
+    return loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baselines.common import pairs
+from baselines.common import compare, pairs
 
 HALF = ((0, 1), (1, 0), (1, 1), (1, -1))  # each pair of neighbors once
 LARGEST = -1e-7  # of log q, so that log(1 - q) is finite
@@ -28,9 +28,7 @@ def relational(logits: Tensor, target: Tensor, *, ignore_index: int, agree: floa
     total, count = log_p.new_zeros(()), 0
     for offset in HALF:
         log_q = torch.logsumexp(sum(pairs(log_p, *offset)), 1).clamp(max=LARGEST)
-        here, there = pairs(target, *offset)
-        exists = (here != ignore_index) & (there != ignore_index)
-        different, equal = exists & (here != there), exists & (here == there)
+        different, equal = compare(target, target != ignore_index, offset)
         total = total - torch.log(-torch.expm1(log_q[different])).sum() - agree * log_q[equal].sum()
         count = count + different.sum()
     return total / torch.as_tensor(count).clamp(min=1)

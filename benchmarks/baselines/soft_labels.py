@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from baselines.common import one_hot
+from baselines.common import one_hot, triples
 from edgeloss.neighborhoods import within_reach
 
 
@@ -40,16 +40,9 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int,
     center = (1 + 2 * weight) ** -(target.dim() - 1)  # of the Gaussian, whose sum is 1
     smooth = labels
     for axis in range(2, labels.dim()):
-        smooth = _blurred(smooth, axis, weight)
+        before, here, after = triples(smooth, axis)
+        smooth = (here + weight * (before + after)) / (1 + 2 * weight)
     smooth = smooth + (1 - 2 * center) * labels
     smooth = smooth / smooth.sum(1, keepdim=True).clamp(min=1e-12)
     void = (target == ignore_index)[:, None]
     return -(smooth.masked_fill(void, 0) * logits.log_softmax(1)).sum(1)
-
-
-def _blurred(x: Tensor, axis: int, weight: float) -> Tensor:
-    """Convolve with (weight, 1, weight) / (1 + 2 weight) along an axis whose ends are repeated."""
-    length = x.shape[axis]
-    ends = x.narrow(axis, 0, 1), x, x.narrow(axis, length - 1, 1)
-    before, here, after = (torch.cat(ends, axis).narrow(axis, start, length) for start in range(3))
-    return (here + weight * (before + after)) / (1 + 2 * weight)

@@ -173,11 +173,12 @@ class Training:
         return evaluate(self.model, self.evaluated, *about, metrics=chosen, thin=self.thin)
 
 
-def finish(run: Run, place: Place) -> None:
+def finish(run: Run, place: Place, threads: int = 1) -> None:
     """Train what is left of a run, score it, and add its row to the table.
 
     A run that diverged has a row, too. One that would not end in time has none; its last epoch is kept.
     """
+    torch.set_num_threads(threads)
     training = Training(run, place)
     row: Row = {
         "run": asdict(run),
@@ -232,7 +233,7 @@ def execute(plans: Sequence[Sequence[Run]], place: Place, *, workers: int, threa
     runs = takewhile(lambda run: time.time() < place.end, left)
     if workers == 1:
         for run in runs:
-            _finish(run, place, threads)
+            finish(run, place, threads)
     else:
         failed = _share(runs, place, workers, threads)
     if time.time() >= place.end and (left := left_of(plans, place)):
@@ -248,7 +249,7 @@ def _share(runs: Iterator[Run], place: Place, workers: int, threads: int) -> int
         while True:
             while free and (run := next(runs, None)):
                 pool = free.pop()
-                busy[pool.submit(_finish, run, place, threads)] = pool
+                busy[pool.submit(finish, run, place, threads)] = pool
             if not busy:
                 return failed
             for done in wait(busy, return_when=FIRST_COMPLETED).done:
@@ -258,11 +259,6 @@ def _share(runs: Iterator[Run], place: Place, workers: int, threads: int) -> int
                     print_exception(error)
                     pool = pools.enter_context(processes(1))  # a process that was killed has broken its pool
                 free.append(pool)
-
-
-def _finish(run: Run, place: Place, threads: int) -> None:
-    torch.set_num_threads(threads)
-    finish(run, place)
 
 
 def load_network(run: Run, place: Place) -> nn.Module:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baselines.boundary_dou import boundary_dou
 from baselines.control import edge_weights
-from baselines.frequencies import class_prior, median_frequency_weight
+from baselines.frequencies import class_pixels, class_prior, median_frequency_weight
 from baselines.recipes import Progress, make
 from baselines.regions import cldice, dice
 from baselines.rmi import rmi
@@ -40,10 +40,10 @@ def scene() -> tuple[Tensor, Tensor]:
 def test_frequencies() -> None:
     # Class 0 has 3 and 4 pixels, class 1 has 1 in the first image alone, and class 2 has none.
     targets = [torch.tensor([[[0, 0, 0, 1, VOID]]]), torch.tensor([[[0, 0, 0, 0]]])]
-    torch.testing.assert_close(class_prior(targets, 3, VOID), torch.tensor([7.0, 1.0, 1.0]) / 9)
+    pixels = class_pixels(iter(targets), 3, VOID)
+    torch.testing.assert_close(class_prior(pixels), torch.tensor([7.0, 1.0, 1.0]) / 9)
     # f = 7/8 and 1/4, with the median 9/16.
-    weight = median_frequency_weight(iter(targets), 3, VOID)
-    torch.testing.assert_close(weight, torch.tensor([9 / 14, 9 / 4, 1]))
+    torch.testing.assert_close(median_frequency_weight(pixels), torch.tensor([9 / 14, 9 / 4, 1]))
     logits = torch.tensor([[[[0.0]], [[LN(3)]]]])  # p = 1/4, 3/4
     loss = make("median_frequency", {}, VOID, targets=targets, num_classes=3)
     pixels = torch.cat([torch.cat([logits, logits], 3), torch.full((1, 1, 1, 2), -100.0)], 1)

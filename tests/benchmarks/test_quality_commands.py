@@ -27,22 +27,7 @@ def write_plan(path: Path, *losses: str, **settings: Any) -> str:
     return str(path)
 
 
-def losses_of(text: str) -> list[str]:
-    return [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| camvid")]
-
-
-def test_tables_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, plan = write_rows(tmp_path / "results.jsonl", RESULTS), tmp_path / "plan.yaml"
-    words = ["table", "--results", table, "--split", "val", "--metrics", "miou"]
-    words += ["--plan", write_plan(plan, "ce", "cpg")]
-    assert main(words) == 0
-    assert losses_of(capsys.readouterr().out) == ["cross-entropy", *["CE + CPG"] * 2]
-    write_plan(plan, "ce", epochs=80)
-    assert main(words) == 1  # no result has these settings
-    assert "--results: expected results of these runs; train them with `plan`, but got " in capsys.readouterr().err
-
-
-def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_plots_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = ("ce", "cpg", "module")
     rows, others = ([result_of(loss, 0, score) for loss in losses] for score in (0.4, 0.5))
     for row in others:
@@ -66,6 +51,9 @@ def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["table", *chosen, "soft"]) == 1
     expected = "--losses: expected some of ['cross-entropy', 'CE + CPG', 'EdgeAwareLoss()'], but got 'soft'"
     assert expected in capsys.readouterr().err
+    write_plan(tmp_path / "plan.yaml", *losses, epochs=80)
+    assert main(["table", *chosen]) == 1  # no result has these settings
+    assert "--results: expected results of these runs; train them with `plan`, but got " in capsys.readouterr().err
 
 
 def test_runs_are_not_repeated(
@@ -88,9 +76,6 @@ def test_default_tables() -> None:
 
 def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "results.jsonl"
-    assert main(["table", "--results", str(table)]) == 1
-    message = f"--results: expected results of these runs; train them with `plan`, but got {table}"
-    assert message in capsys.readouterr().err
     assert main(["merge", str(table), "--results", str(tmp_path / "all.jsonl")]) == 1
     assert f"merge: expected a table of results, but got {table}; pass a file that" in capsys.readouterr().err
     monkeypatch.setattr("quality.command.PLANS", tmp_path)

@@ -34,25 +34,17 @@ def test_rows_of_earlier_versions_are_told_apart_and_not_trained_again() -> None
         make("module", earlier.options, 255)
 
 
-def test_plan() -> None:
-    entries = [{"loss": "ce", "seeds": [0, 1]}, {"loss": "weighted", "seeds": [0], "options": {"k": 2}}]
-    runs = runs_of({"epochs": 3, "runs": entries})
-    assert [(run.loss, run.seed, run.epochs) for run in runs] == [("ce", 0, 3), ("weighted", 0, 3), ("ce", 1, 3)]
-    assert runs[1].options == {"k": 2.0, "class_balance": 0.0}
-    assert {run.data for run in runs} == {"camvid"}
-
-
-def test_plan_of_several_data_sets() -> None:
+def test_plans() -> None:
     sets = {"camvid": None, "sstem": {"epochs": 5, "crop": [64, 64]}}
-    runs = runs_of({"epochs": 2, "width": 16, "data": sets, "runs": [{"loss": "ce", "seeds": [0, 1]}]})
-    assert [(run.data, run.epochs, run.crop) for run in runs] == [("camvid", 2, None), ("sstem", 5, (64, 64))] * 2
+    entries = [{"loss": "ce", "seeds": [0, 1]}, {"loss": "weighted", "seeds": [0], "options": {"k": 2}}]
+    several = {"epochs": 2, "width": 16, "data": sets, "runs": entries}
+    runs = runs_of([several, {"width": 16, "network": "efficientnet-lite0", "runs": entries[1:]}])
+    of_set = [("camvid", 2, None), ("sstem", 5, (64, 64))]
+    assert [(run.data, run.epochs, run.crop) for run in runs if run.loss == "ce"] == of_set * 2
+    assert [f"{run.loss} {run.seed}" for run in runs] == ["ce 0", "weighted 0"] * 2 + ["weighted 0", "ce 1", "ce 1"]
+    assert [run.network for run in runs[-3:]] == ["efficientnet-lite0", "unet", "unet"]
+    assert runs[1].options == {"k": 2.0, "class_balance": 0.0}
     assert {run.width for run in runs} == {16}
-
-
-def test_list_of_plans() -> None:
-    own = {"network": "efficientnet-lite0", "pretrained": True, "runs": [{"loss": "ce", "seeds": [0, 1]}]}
-    runs = runs_of([own, {**own, "pretrained": False}])
-    assert [(run.seed, run.pretrained) for run in runs] == [(0, True), (0, False), (1, True), (1, False)]
 
 
 @pytest.mark.parametrize(

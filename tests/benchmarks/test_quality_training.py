@@ -207,7 +207,7 @@ def die(run: Run, place: Place, threads: int) -> None:
 def test_workers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in range(3)]
     with monkeypatch.context() as patch:
-        patch.setattr("quality.training._finish", die)
+        patch.setattr("quality.training.finish", die)
         assert execute([runs], place, workers=2, threads=1) == 1  # the others go on
     assert execute([runs], place, workers=2, threads=1) == 0
     assert [key_of(row) for row in read_rows(place.results)] == sorted(run.key for run in runs)

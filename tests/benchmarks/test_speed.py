@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,28 +79,12 @@ def test_a_step_has_its_loss_in_it(tmp_path: Path) -> None:
 
 
 def test_enqueuing_a_run_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            pass
-
-        def record(self) -> None:
-            happened.append("record")
-
-        def synchronize(self) -> None:
-            pass
-
-        def elapsed_time(self, end: Event) -> float:
-            return 2.0
-
-    class Eviction:
-        def zero_(self) -> None:
-            happened.append("evict")
-
-    monkeypatch.setattr(torch, "empty", lambda *_, **__: Eviction())
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: happened.append("sleep"), raising=False)
-    assert measure.stopwatch("cuda")(lambda: happened.append("run")) == 0.002
-    assert happened == ["evict", "sleep", "record", "run", "record"]
+    device = Mock()
+    device.Event().elapsed_time.return_value = 2.0
+    for name in ("Event", "synchronize", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, getattr(device, name), raising=False)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: device)
+    device.reset_mock()
+    assert measure.stopwatch("cuda")(device.run) == 0.002
+    happened = [call[0] for call in device.mock_calls if call[0] not in ("Event", "synchronize")]
+    assert happened[:5] == ["zero_", "_sleep", "Event().record", "run", "Event().record"]

@@ -99,7 +99,7 @@ class Calibration:
 
 
 class Shapes:
-    """Accumulate HD95 and clDice over batches of label maps.
+    """Accumulate HD95 and clDice of the predicted labels over batches.
 
     HD95 is MONAI's 95th percentile of the distances between the borders of a class in prediction and target, in
     pixels, the larger of the two directions. It is averaged over the images, then over the classes. A class counts in
@@ -123,12 +123,12 @@ class Shapes:
         self.hd95: list[Tensor] = []  # [B, C], nan where it is not defined
         self.cldice: list[float] = []
 
-    def update(self, pred: Tensor, target: Tensor) -> None:
-        """Add labels [B, *S] of predictions and targets."""
+    def update(self, logits: Tensor, target: Tensor) -> None:
+        """Add logits [B, C, *S] and their labels [B, *S]."""
         from monai.metrics import compute_hausdorff_distance
 
-        labels = pred.cpu().masked_fill(target.cpu() == self.void, self.void), target.cpu()
-        masks = [one_hot(each, self.num_classes, self.void) for each in labels]
+        labels = logits.argmax(1).masked_fill(target == self.void, self.void), target
+        masks = [one_hot(each.cpu(), self.num_classes, self.void) for each in labels]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of MONAI: a class is absent; it calls a function of its own in an old way
             maps = [mask.float() for mask in masks]
@@ -192,20 +192,17 @@ def evaluate(
             **{name: make() for name, make in known.items() if name in metrics},
         }
     ).to(device)
-    calibration, shapes = Calibration(void), Shapes(num_classes, void, thin)
-    has_calibration, has_shapes = "ece" in metrics, "hd95" in metrics
+    others = {"ece": Calibration(void), "hd95": Shapes(num_classes, void, thin)}
+    of_logits = [scores for name, scores in others.items() if name in metrics]
     model.eval()
     for images, target_on_cpu in batches:
         logits, target = model(images.to(device)), target_on_cpu.to(device)
-        predicted = logits.argmax(1)
-        collection.update(predicted, target)
-        if has_calibration:
-            calibration.update(logits, target)
-        if has_shapes:
-            shapes.update(predicted, target)
+        collection.update(logits.argmax(1), target)
+        for scores in of_logits:
+            scores.update(logits, target)
     values = collection.compute()
     iou = values.pop("iou")
-    added = (calibration.compute() if has_calibration else {}) | (shapes.compute() if has_shapes else {})
+    added = {name: value for scores in of_logits for name, value in scores.compute().items()}
     return {
         "miou": round(iou.nanmean().item(), 6),
         **{name: round(value.item(), 6) for name, value in values.items()},

@@ -39,13 +39,17 @@ def test_calibration_of_a_sure_prediction() -> None:
     assert calibration.compute()["ece"] == 0
 
 
+def one_hot(labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.one_hot(labels, 3).movedim(-1, 1)
+
+
 def test_hd95_by_hand() -> None:
     target = torch.zeros(2, 9, 12, dtype=torch.long)
     target[:, :, 4:] = 1
     pred = torch.zeros_like(target)
     pred[0, :, 7:] = 1  # three columns off; the second image has no class 1
     shapes = Shapes(3, VOID)
-    shapes.update(pred, target)
+    shapes.update(one_hot(pred), target)
     # Class 0: 3 px in the first image; in the second all of the image's border is its border, and farther.
     first, second = shapes.hd95[0].tolist()
     assert first[:2] == [3.0, 3.0]
@@ -53,8 +57,8 @@ def test_hd95_by_hand() -> None:
     assert math.isnan(second[1])
     assert shapes.compute() == {"hd95": pytest.approx((3 + (3 + second[0]) / 2) / 2)}  # without class 2
     target[0, :, 4:7] = VOID  # where they differ
-    shapes = Shapes(2, VOID)
-    shapes.update(pred[:1], target[:1])
+    shapes = Shapes(3, VOID)
+    shapes.update(one_hot(pred[:1]), target[:1])
     assert shapes.compute() == {"hd95": 0}
 
 
@@ -63,8 +67,8 @@ def test_cldice_by_hand() -> None:
     target[:2, 3] = 1  # its own skeleton; the third image has none
     pred = torch.zeros_like(target)
     pred[0, 3, :5] = 1
-    shapes = Shapes(2, VOID, thin=1)
-    shapes.update(pred, target)
+    shapes = Shapes(3, VOID, thin=1)
+    shapes.update(one_hot(pred), target)
     # All of the prediction's skeleton is in the target, and half of the target's in the prediction: 2 · 0.5 / 1.5.
     assert shapes.cldice == [pytest.approx(2 / 3), 0.0]
     assert shapes.compute()["cldice"] == pytest.approx(1 / 3)

@@ -1,9 +1,12 @@
-"""Summaries and tables of the benchmark of quality, checked by hand."""
+"""Tables of results, safe from other processes; summaries of the benchmark of quality, checked by hand."""
 
 from __future__ import annotations
 
 import math
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from sample_results import RESULTS, result_of
 
 from quality.runs import Run, key_of, run_of
 from quality.tables import compare, holm, markdown, rows_of
-from result_table import add_rows, read_rows
+from result_table import Row, add_rows, read_rows
 
 
 def test_interval_and_p_value() -> None:
@@ -79,3 +82,28 @@ def test_results_are_grouped_by_settings(tmp_path: Path) -> None:
     add_rows(table, [{"run": asdict(Run("ce", {}, 0, lr=0.1)), "split": "val"}], key_of)
     with pytest.raises(ValueError, match="expected results of one setting per data set; pass --plan, but got"):
         rows_of(table, map(run_of, read_rows(table)))
+
+
+def name_of(row: Row) -> str:
+    return row["name"]
+
+
+def add_twenty(path: Path, worker: int) -> None:
+    for n in range(20):
+        add_rows(path, [{"name": f"{worker}-{n:02}"}], name_of)
+
+
+def test_rows_are_sorted_and_unique(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "table.jsonl"
+    assert read_rows(path) == []
+    add_rows(path, [{"name": "b", "value": 0.1}, {"name": "a", "value": None}], name_of)
+    add_rows(path, [{"name": "b", "value": 1 / 3}], name_of)
+    assert read_rows(path) == [{"name": "a", "value": None}, {"name": "b", "value": 1 / 3}]
+    assert [file.name for file in path.parent.iterdir()] == ["table.jsonl"]
+
+
+def test_processes_add_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        list(pool.map(add_twenty, repeat(path), range(2)))
+    assert [row["name"] for row in read_rows(path)] == [f"{worker}-{n:02}" for worker in range(2) for n in range(20)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import edgeloss.metrics
 from baselines.common import one_hot
 from edgeloss.extras import install_advice
 from edgeloss.neighborhoods import find_edges
 
-if TYPE_CHECKING:  # slow to import
-    from torchmetrics import Metric
-
-RATIOS = {"boundary_iou_02": 0.02, "boundary_iou_005": 0.005}
-RADII = (1, 2, 3, 5)
-TRIMAP_RADII = (1, 3, 5)
+# The title of a metric of edgeloss.metrics, its class and options.
+OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{f"boundary_iou_{str(r)[2:]}": (f"Boundary IoU {r}", "BoundaryIoU", {"ratio": r}) for r in (0.02, 0.005)},
+    **{
+        f"{score}_{r}": (f"{title} {r} px", "BoundaryF1", {"radius": r, "score": score})
+        for score, title in {"f1": "boundary F1", "precision": "precision", "recall": "recall"}.items()
+        for r in (1, 2, 3, 5)
+    },
+    **{f"trimap_{r}": (f"trimap mIoU {r} px", "TrimapIoU", {"radius": r}) for r in (1, 3, 5)},
+}
 METRICS = {
     "miou": "mIoU",
-    **{name: f"Boundary IoU {ratio}" for name, ratio in RATIOS.items()},
-    **{f"f1_{r}": f"boundary F1 {r} px" for r in RADII},
-    **{f"precision_{r}": f"precision {r} px" for r in RADII},
-    **{f"recall_{r}": f"recall {r} px" for r in RADII},
-    **{f"trimap_{r}": f"trimap mIoU {r} px" for r in TRIMAP_RADII},
+    **{name: title for name, (title, _, _) in OURS.items()},
     "ece": "ECE ↓",
     "ece_edge": "ECE at edges ↓",
     "nll": "NLL ↓, nats",
@@ -174,24 +174,12 @@ def evaluate(
     from torchmetrics import MetricCollection
     from torchmetrics.classification import MulticlassJaccardIndex
 
-    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-
     labels: dict[str, Any] = {"num_classes": num_classes, "ignore_index": void}
-    known: dict[str, Callable[[], Metric]] = {
-        **{name: partial(BoundaryIoU, ratio=ratio, **labels) for name, ratio in RATIOS.items()},
-        **{
-            f"{score}_{r}": partial(BoundaryF1, radius=r, score=score, **labels)
-            for score in ("f1", "precision", "recall")
-            for r in RADII
-        },
-        **{f"trimap_{r}": partial(TrimapIoU, radius=r, **labels) for r in TRIMAP_RADII},
-    }
-    collection = MetricCollection(
-        {
-            "iou": MulticlassJaccardIndex(average="none", zero_division=math.nan, **labels),
-            **{name: make() for name, make in known.items() if name in metrics},
-        }
-    ).to(device)
+    of_labels = {"iou": MulticlassJaccardIndex(average="none", zero_division=math.nan, **labels)}
+    for name, (_, kind, options) in OURS.items():
+        if name in metrics:
+            of_labels[name] = getattr(edgeloss.metrics, kind)(**options, **labels)
+    collection = MetricCollection(of_labels).to(device)
     others = {"ece": Calibration(void), "hd95": Shapes(num_classes, void, thin)}
     of_logits = [scores for name, scores in others.items() if name in metrics]
     model.eval()
@@ -202,13 +190,11 @@ def evaluate(
             scores.update(logits, target)
     values = collection.compute()
     iou = values.pop("iou")
-    added = {name: value for scores in of_logits for name, value in scores.compute().items()}
-    return {
-        "miou": round(iou.nanmean().item(), 6),
-        **{name: round(value.item(), 6) for name, value in values.items()},
-        **{name: _rounded(value) for name, value in added.items()},
-        "iou": [_rounded(value) for value in iou.tolist()],
-    }
+    results = {"miou": iou.nanmean().item(), **{name: value.item() for name, value in values.items()}}
+    for scores in of_logits:
+        results |= scores.compute()
+    rounded = {name: _rounded(value) for name, value in results.items()}
+    return {**rounded, "iou": [_rounded(value) for value in iou.tolist()]}
 
 
 def _rounded(value: float) -> float | None:

@@ -34,10 +34,8 @@ POINTS = (CRITERION, "precision_1", "recall_1", "boundary_iou_005", "miou")
 def log_balance(run: Run, place: Place) -> Tensor:
     """Compute log u [C] of the balanced edge class weights of the labels that a run is trained on."""
     dataset, _ = open_part(run, place)
-    weight = balanced_edge_class_weight(
-        read_targets(run, place), len(dataset.classes), ignore_index=dataset.ignore_index
-    )
-    return weight.log()
+    classes, void = len(dataset.classes), dataset.ignore_index
+    return balanced_edge_class_weight(read_targets(run, place), classes, ignore_index=void).log()
 
 
 @torch.no_grad()
@@ -103,12 +101,9 @@ def report(rows: Sequence[Row], baseline: str) -> str:
         baseline: title of the loss that the others are compared with.
     """
     best = best_offsets(rows)
-    listed = "; ".join(f"{loss}: t = {t:g}" for loss, t in best.items())
-    parts = {
-        "t = 0": dict.fromkeys(best, 0.0),
-        f"best {METRICS[CRITERION]}, chosen on the same images: {listed}": best,
-    }
-    return "\n".join(
-        f"**{title}**\n\n{markdown({rows[0]['run']['data']: at_offsets(rows, chosen)}, baseline, POINTS)}"
-        for title, chosen in parts.items()
-    )
+    data, listed = rows[0]["run"]["data"], "; ".join(f"{loss}: t = {t:g}" for loss, t in best.items())
+    about = f"best {METRICS[CRITERION]}, chosen on the same images: {listed}"
+    parts = []
+    for title, chosen in {"t = 0": dict.fromkeys(best, 0.0), about: best}.items():
+        parts.append(f"**{title}**\n\n{markdown({data: at_offsets(rows, chosen)}, baseline, POINTS)}")
+    return "\n".join(parts)

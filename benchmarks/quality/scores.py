@@ -190,11 +190,10 @@ def evaluate(
             scores.update(logits, target)
     values = collection.compute()
     iou = values.pop("iou")
-    results = {"miou": iou.nanmean().item(), **{name: value.item() for name, value in values.items()}}
+    results = {name: round(value.item(), 6) for name, value in {"miou": iou.nanmean(), **values}.items()}
     for scores in of_logits:
-        results |= scores.compute()
-    rounded = {name: _rounded(value) for name, value in results.items()}
-    return {**rounded, "iou": [_rounded(value) for value in iou.tolist()]}
+        results |= {name: _rounded(value) for name, value in scores.compute().items()}
+    return {**results, "iou": [_rounded(value) for value in iou.tolist()]}
 
 
 def _rounded(value: float) -> float | None:

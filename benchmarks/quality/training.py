@@ -48,10 +48,6 @@ class DivergedError(ArithmeticError):
     """Raised when the loss is no longer finite."""
 
 
-class OutOfTimeError(Exception):
-    """Raised when a run would not end in time."""
-
-
 class Training:
     """A network and its training.
 
@@ -79,26 +75,25 @@ class Training:
             num_classes=len(self.classes),
             device=place.device,
         )
+        parts = {"model": self.model, "optimizer": self.optimizer, "criterion": self.criterion}
+        self.parts: dict[str, Any] = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
         self.epoch = 0  # number of complete epochs
         self.curve: list[Row] = []
         self.checkpoint = place.checkpoint(run)
         if self.checkpoint.exists():
             state = load_checkpoint(self.checkpoint, map_location=place.device)
             self.epoch, self.curve = state["epoch"], state["curve"]
-            for name, part in self._parts().items():
+            for name, part in self.parts.items():
                 part.load_state_dict(state[name])
 
-    def _parts(self) -> dict[str, Any]:
-        """Return what has a state."""
-        parts = {"model": self.model, "optimizer": self.optimizer, "criterion": self.criterion}
-        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
-
-    def train(self) -> None:
+    def train(self) -> bool:
         """Train the remaining epochs; save after each of them.
+
+        Returns:
+            Whether all are done: not if two epochs show that the others would not end in time.
 
         Raises:
             DivergedError: if the loss becomes nan or infinite.
-            OutOfTimeError: if two epochs show that the others would not end in time.
         """
         second = self.epoch + 2  # the first one also pays for the start of the device
         while self.epoch < self.run.epochs:
@@ -107,21 +102,26 @@ class Training:
             seconds = time.perf_counter() - start
             self.epoch += 1
             scores = ""
-            if self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs:
+            is_last = self.epoch == self.run.epochs
+            if self.epoch % self.place.score_every == 0 or is_last:
                 about = {"epoch": self.epoch, "loss": round(loss, 6), "seconds": round(seconds, 1)}
                 if isinstance(self.criterion, Module):
                     about["edge_weight"] = round(self.criterion.current_edge_weight, 6)
-                metrics = self.score()
+                data = len(self.classes), self.void, self.place.device
+                chosen = METRICS if is_last else SHOWN  # those of the curves only
+                metrics = evaluate(self.model, self.evaluated, *data, metrics=chosen, thin=self.thin)
                 self.curve.append({**about, "metrics": metrics})
                 scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN)
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            state = {name: part.state_dict() for name, part in self._parts().items()}
+            state = {name: part.state_dict() for name, part in self.parts.items()}
             save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curve": self.curve})
             progress = f"{self.epoch}/{self.run.epochs}"
             print(f"{self.run.data}  {self.run.key}  {progress}  {loss:.4f}  {scores}  {seconds:.1f} s", flush=True)
             needed = SLOWER * (time.perf_counter() - start) * (self.run.epochs - self.epoch)
             if self.epoch == second and time.time() + needed > self.place.end:
-                raise OutOfTimeError(f"it would take {needed:.0f} s more")
+                print(f"{self.run.data}  {self.run.key}  left for the next call: it would take {needed:.0f} s more")
+                return False
+        return True
 
     def train_epoch(self) -> float:
         """Train one epoch and return its mean loss.
@@ -166,12 +166,6 @@ class Training:
             for index in split_indices(order, self.run.batch):
                 yield load_batch(self.train_set, index, self.place.device)
 
-    def score(self) -> Row:
-        """Compute the metrics; before the last epoch those of the curves only."""
-        chosen = METRICS if self.epoch == self.run.epochs else SHOWN
-        about = len(self.classes), self.void, self.place.device
-        return evaluate(self.model, self.evaluated, *about, metrics=chosen, thin=self.thin)
-
 
 def finish(run: Run, place: Place, threads: int = 1) -> None:
     """Train what is left of a run, score it, and add its row to the table.
@@ -194,22 +188,16 @@ def finish(run: Run, place: Place, threads: int = 1) -> None:
         },
     }
     try:
-        training.train()
+        if not training.train():
+            return
+        row["metrics"] = training.curve[-1]["metrics"]
     except DivergedError as error:
         row["failed"] = str(error)
-    except OutOfTimeError as error:
-        print(f"{run.data}  {run.key}  left for the next call: {error}", flush=True)
-        return
-    else:
-        row["metrics"] = training.curve[-1]["metrics"]
-    row["curve"] = _columns(training.curve)
+    # A list of values per name, of the metrics in SHOWN only, takes less space.
+    points = [point | {name: point["metrics"][name] for name in SHOWN} for point in training.curve]
+    names = [name for name in (points[0] if points else ()) if name != "metrics"]
+    row["curve"] = {name: [point[name] for point in points] for name in names}
     add_rows(place.results, [row], key_of)
-
-
-def _columns(curve: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return a curve as a list of values per name, of the metrics in SHOWN only, which takes less space."""
-    points = [point | {name: point["metrics"][name] for name in SHOWN} for point in curve]
-    return {name: [point[name] for point in points] for name in (points[0] if points else ()) if name != "metrics"}
 
 
 def left_of(plans: Sequence[Sequence[Run]], place: Place) -> list[Run]:

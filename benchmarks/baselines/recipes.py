@@ -183,6 +183,7 @@ class Recipe(NamedTuple):
             losses without it. An option ``class_balance`` > 0 goes with it, the exponent of class weights computed from
             the edge pixels; a loss with weights of its own has this option alone.
         count: computes what it needs of the pixels per image and class of the training labels.
+        earlier: options that rows of earlier versions have: what was computed otherwise then can't be trained again.
     """
 
     title: str
@@ -190,6 +191,7 @@ class Recipe(NamedTuple):
     options: Options = {}  # noqa: RUF012
     k: float | None = None
     count: Callable[[Tensor], Tensor] | None = None
+    earlier: Options = {}  # noqa: RUF012
 
 
 _BALANCE: Options = {"class_balance": 0.0}
@@ -197,6 +199,7 @@ _EDGES: Options = {"edge_weight": 1.0, "other_side_weight": 1.0, "same_side_weig
 _OURS = _EDGES | {"radius": 1, "power": 0.0, "decay": None} | _BALANCE
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
 _OF_MODULE = {name: _DEFAULTS[name] for name in ("edge_weight", "edge_focus", "region_weight")}
+_OF_EARLIER: Options = {"version": 0.0, "old_focus": 0}  # 0.2; 1: only the weight of the edge terms is that of 0.2
 _WEIGHT: Options = {"weight": 1.0}
 
 RECIPES = {
@@ -210,7 +213,7 @@ RECIPES = {
     "relaxed": Recipe("CE with relaxed labels", partial(_soft, relaxed_cross_entropy), k=0.0),
     "svls": Recipe("CE with SVLS", partial(_soft, smoothed_cross_entropy), {"sigma": 1.0}, k=0.0),
     "ours": Recipe("edgeloss", _ours, _OURS),
-    "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}),
+    "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}, earlier=_OF_EARLIER),
     "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
     "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1} | _BALANCE),
     "relational": Recipe("CE + relational", _plus(relational), {"weight": 0.5, "agree": 0.1}, k=0.0),
@@ -229,10 +232,6 @@ RECIPES = {
     "rmi": Recipe("CE + RMI", _plus(rmi), _WEIGHT, k=0.0),
     "cldice": Recipe("CE + clDice", _plus(regions.cldice), _WEIGHT | {"thin_class": -1}, k=0.0),
 }
-# Options that rows of earlier versions have: what was computed otherwise then can't be trained again.
-EARLIER: dict[str, Options] = {
-    "module": {"version": 0.0, "old_focus": 0},  # 0.2; 1: only the weight of the edge terms is that of 0.2
-}
 
 
 def defaults(name: str) -> Options:
@@ -244,7 +243,7 @@ def defaults(name: str) -> Options:
     if name not in RECIPES:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
     recipe = RECIPES[name]
-    return recipe.options | ({} if recipe.k is None else {"k": recipe.k} | _BALANCE) | EARLIER.get(name, {})
+    return recipe.options | ({} if recipe.k is None else {"k": recipe.k} | _BALANCE) | recipe.earlier
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:
@@ -270,7 +269,7 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
         if known["class_balance"]:
             raise ValueError(f"option k of {name}: expected a number > 0 for class_balance, but got 0")
         del known["k"], known["class_balance"]
-    earlier = EARLIER.get(name, {})
+    earlier = RECIPES[name].earlier
     return {key: value for key, value in known.items() if key not in earlier or value != earlier[key]}
 
 
@@ -301,7 +300,7 @@ def make(
         device: of the logits.
     """
     recipe, options = RECIPES[name], completed(name, options)
-    if earlier := options.keys() & EARLIER.get(name, {}).keys():
+    if earlier := options.keys() & recipe.earlier.keys():
         raise ValueError(f"options of {name}: expected none of an earlier version, but got {sorted(earlier)}")
     if isinstance(recipe.loss, type):  # it has state
         return recipe.loss(ignore_index=ignore_index, **options).to(device)

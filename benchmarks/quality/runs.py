@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from baselines.recipes import EARLIER, Options, completed, loss_title
+from baselines.recipes import RECIPES, Options, completed, loss_title
 from edgeloss.io import check_file
 from result_table import Row
 
@@ -96,7 +96,7 @@ class Run:
     @property
     def is_earlier(self) -> bool:
         """Whether an earlier version computed the loss in another way, so that it can't be trained again."""
-        return bool(self.options.keys() & EARLIER.get(self.loss, {}).keys())
+        return bool(self.options.keys() & RECIPES[self.loss].earlier.keys())
 
     @property
     def dims(self) -> int:

@@ -17,7 +17,7 @@ READY := .venv/.ready
 INSTALL := $(BIN)/python tools/progress.py uv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive test-triton test-frameworks fuzz bench bench-all lint check-cuda check-gpu gpu-model check-targets sanitize check-compilers wheel docs docs-serve clean
+.PHONY: help setup demo test test-exhaustive test-triton test-frameworks fuzz bench bench-all lint check-cuda check-gpu check-targets sanitize check-compilers wheel docs docs-serve clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -141,13 +141,9 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 	@echo "==> checking the CUDA kernels"
 	@$(BIN)/python tools/check_builds.py nvcc
 
-check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills and on the model's bounds
+check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills, races and more instructions
 	@echo "==> compiling the kernels of GPUs"
 	@$(BIN)/python tools/check_gpu.py
-	@$(BIN)/python tools/gpu_model.py --check
-
-gpu-model: triton  ## estimate the time of the kernels of GPUs from their machine code; no GPU is needed
-	@$(BIN)/python tools/gpu_model.py --kernels
 
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
 	@$(BIN)/python tools/check_builds.py targets

@@ -7,7 +7,7 @@ The steps, in this order. Results are added to a table as they come, and what ha
              some GradScaler and torch.compile; tests/kernels/test_cuda.py has others
   agreement  random calls of the tests, compared with plain PyTorch in float64 on the CPU
   speed      the cases of benchmarks/speed.py, compared with cross-entropy, the time to enqueue a step, and its memory
-  bandwidth  a copy, and the calls of tools/gpu_model.py with the time of their kernels, next to the aim of each
+  bandwidth  a copy
 
 Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed.
 `--device cpu` runs the same code on small tensors in Triton's interpreter; its times mean nothing.
@@ -36,11 +36,9 @@ sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/
 from calls import ON_GPU, random_case  # noqa: E402
 from roundings import Case, with_unread  # noqa: E402
 
-import gpu_model  # noqa: E402
-from check_gpu import FORMS  # noqa: E402
+from check_gpu import FORMS, Form  # noqa: E402
 from edgeloss import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
-from label_maps import VOID, regions  # noqa: E402
 from measure import added_memory, median_seconds, processes  # noqa: E402
 from result_table import Row, add_rows, read_rows  # noqa: E402
 from timing import losses  # noqa: E402
@@ -95,13 +93,12 @@ class Place(NamedTuple):
             figures["kernels"] = {name: round(t, 2) for name, t in times.items() if name.endswith("_kernel") and t}
         return figures
 
-    def step(self, form: Any, labels: Any = None) -> tuple[Step, Tensor]:  # noqa: ANN401
-        """Return what calls the loss as a form of tools/check_gpu.py says, and the logits; labels: random, or made."""
+    def step(self, form: Form) -> tuple[Step, Tensor]:
+        """Return what calls the loss of random logits and labels as a form says, and the logits."""
         torch.manual_seed(0)
         shape, size, dtype, options = form
         options, multilabel = {"region_weight": 3.0, **options}, options.get("multilabel", False)
-        y = torch.randint(2 if multilabel else shape[1], (*shape[: 1 + multilabel], *size))
-        y = (y if labels is None else torch.from_numpy(labels(shape[0], size, shape[1], 1)).long()).to(self.device)
+        y = torch.randint(2 if multilabel else shape[1], (*shape[: 1 + multilabel], *size)).to(self.device)
         x = torch.randn(shape, device=self.device).to(getattr(torch, dtype)).requires_grad_()
 
         def step(scale: float | Tensor = 1.0, times: int = 1) -> tuple[Tensor, Tensor]:
@@ -192,7 +189,7 @@ def speed(place: Place) -> Tasks:
 
 
 def bandwidth(place: Place) -> Tasks:
-    """Yield a measurement of a copy, and one of each call of the model."""
+    """Yield a measurement of a copy."""
 
     def copy() -> Row:
         source = torch.empty(2**10 if place.is_dry else 2**30, dtype=torch.uint8, device=place.device)
@@ -200,15 +197,7 @@ def bandwidth(place: Place) -> Tasks:
         time_of_copy = place.microseconds(lambda: target.copy_(source))
         return {"microseconds": time_of_copy, "gigabytes_per_second": round(2e-3 * len(source) / time_of_copy, 1)}
 
-    def run(case: gpu_model.Case) -> Row:
-        shape = (case.batch, case.classes, *(case.low or case.size))
-        options = {"region_weight": 3.0 * case.regions, "upsample": case.low is not None, "ignore_index": VOID}
-        step, _ = place.step((shape, case.size, case.dtype, options), labels=regions)
-        return {**place.figures(step), "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
-
     yield "copy", copy
-    small = gpu_model.CASES[-1]._replace(batch=1, classes=4, size=(8, 8), low=(2, 2))
-    yield from ((case.name, partial(run, case)) for case in ([small] if place.is_dry else gpu_model.CASES))
 
 
 UNTIMED = ("checks", "agreement")

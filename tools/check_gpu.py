@@ -1,20 +1,24 @@
-"""Compile the kernels of GPUs as calls of the loss do, without a GPU; print a table, and fail on spills and races.
+"""Compile the kernels of GPUs as calls of the loss do, without a GPU, and print a table.
 
-Usage, from the repository's root: python tools/check_gpu.py [--targets sm_90 gfx942] [--forms NAME ...]
+Usage, from the repository's root: python tools/check_gpu.py [--targets sm_90 gfx942] [--forms NAME ...] [--write]
 
-Triton has its own compiler and assembler: a machine without a GPU compiles for all of them. Calls are made of tensors
-on the CPU, whose kernels are compiled and not run, so that what is compiled is what a call would launch.
+Fails on spills, on races, and on kernels that have more instructions than when `--write` recorded them. Triton has its
+own compiler and assembler: a machine without a GPU compiles for all of them. Calls are made of tensors on the CPU, so
+that what is compiled is what a call would launch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import struct
 import sys
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 FIRST, *OTHERS = TARGETS = ["sm_90", "sm_80", "sm_100", "sm_120", "gfx942"]
@@ -34,11 +38,10 @@ FORMS: dict[str, Form] = {
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
 }
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
-
-
-REWRITING = "backward"  # the kernel that writes some elements more than once
+BOUNDS = Path(__file__).with_name("gpu_bounds.json")  # instructions of the kernels of each form, for the first target
+MORE = 1.02  # than its bound is too much: the same compiler has the same instructions
 REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has
-EXIT, SPILLS = 0x94D, (0x983, 0x387)  # operations in the low 12 bits of an instruction: EXIT; LDL and STL
+NOP, EXIT, SPILLS = 0x918, 0x94D, (0x983, 0x387)  # operations in the low 12 bits of an instruction; LDL and STL
 
 
 class Row(NamedTuple):
@@ -50,6 +53,7 @@ class Row(NamedTuple):
     form: str
     target: str
     kernel: str
+    instructions: int  # in its code, 0 on AMD
     registers: int
     spills: int
     shared: int
@@ -75,12 +79,12 @@ class _Driver:
         return self._target
 
 
-def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Return the registers of a thread, and how many instructions, or on AMD registers, are for spilled ones."""
+def resources(compiled: Any) -> tuple[int, int, int]:  # noqa: ANN401
+    """Return the instructions, the registers of a thread, and how many instructions or registers are for spills."""
     if "cubin" not in compiled.asm:
         code = compiled.asm["amdgcn"]
         used, spilled = (re.findall(rf"\.vgpr_{name}: +(\d+)", code) for name in ("count", "spill_count"))
-        return max(map(int, used)), sum(map(int, spilled))
+        return 0, max(map(int, used)), sum(map(int, spilled))
     cubin = compiled.asm["cubin"]  # ELF; its tools take longer to start than all else takes
     registers = struct.unpack_from("<I", cubin, cubin.index(REGISTERS) + len(REGISTERS) + 4)[0]
     start, count = struct.unpack_from("<Q", cubin, 0x28)[0], struct.unpack_from("<H", cubin, 0x3C)[0]
@@ -92,19 +96,24 @@ def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
         for at in range(first, first + size, 16)
     ]
     assert EXIT in words
-    return registers, sum(word in SPILLS for word in words)
+    return sum(word != NOP for word in words), registers, sum(word in SPILLS for word in words)
 
 
-def has_races(kernel: str, compiled: Any) -> bool:  # noqa: ANN401
-    """Return whether several threads write an element: stores divide a tile in different ways, without a barrier."""
-    layouts = set(re.findall(r"tt\.store .*(#blocked\d*)>", compiled.asm["ttgir"]))
-    return kernel == REWRITING and len(layouts) > 1 and "barrier" not in compiled.asm["ttgir"]
+def has_races(ttgir: str) -> bool:
+    """Return whether several threads write an element: stores divide an array in different ways, without a barrier."""
+    origins = dict(re.findall(r"(%[\w#]+) = [\w.]+ (%[\w#]+)", ttgir))  # of pointers, whose operation has them first
+    layouts: dict[str, set[str]] = {}
+    for pointer, layout in re.findall(r"tt\.store (%[\w#]+), .* tensor<.*!tt\.ptr<.*(#\w+)>", ttgir):
+        while pointer in origins:
+            pointer = origins[pointer]
+        layouts.setdefault(pointer, set()).add(layout)
+    return "barrier" not in ttgir and any(len(ways) > 1 for ways in layouts.values())
 
 
 def compile_form(form: str, target: str) -> list[Row]:
     """Return a row for each kernel of a call for a target."""
     return [
-        Row(form, target, name, *resources(compiled), compiled.metadata.shared, has_races(name, compiled))
+        Row(form, target, name, *resources(compiled), compiled.metadata.shared, has_races(compiled.asm["ttgir"]))
         for name, compiled in kernels_of(FORMS[form], target).items()
     ]
 
@@ -143,25 +152,44 @@ def kernels_of(form: Form, target: str) -> dict[str, Any]:
     return kernels
 
 
+def failures(rows: list[Row], bounds: dict[str, dict[str, int]]) -> Iterator[str]:
+    """Yield what is wrong with kernels."""
+    for row in rows:
+        where, bound = f"for {row.target} ({row.form})", bounds.get(row.form, {}).get(row.kernel, 0)
+        if row.spills:
+            yield f"{row.kernel} spills {row.spills} {where}"
+        if row.has_races:
+            yield f"{row.kernel} writes what other threads write, without a barrier, {where}"
+        if row.target == FIRST and row.instructions > MORE * bound:
+            yield f"{row.kernel} has {row.instructions} instructions instead of {bound} {where}; --write records them"
+
+
 def main() -> int:
     """Compile all forms for all targets."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--forms", nargs="+", choices=list(FORMS))
+    parser.add_argument("--write", action="store_true", help=f"record the instructions for {FIRST} in {BOUNDS.name}")
     given = parser.parse_args()
     jobs = [
         (form, target) for target in given.targets for form in given.forms or (COMMON if target in OTHERS else FORMS)
     ]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        found = [row for rows in pool.map(compile_form, *zip(*jobs, strict=True)) for row in rows]
-    print(f"{'form':30} {'target':8} {'kernel':16} {'registers':>9} {'spills':>6} {'shared':>6}")
-    for row in found:
-        print(f"{row.form:30} {row.target:8} {row.kernel:16} {row.registers:9} {row.spills:6} {row.shared:6}")
-    failed = [row for row in found if row.spills or row.has_races]
-    for row in failed:
-        reason = f"spills {row.spills}" if row.spills else "writes what other threads write, without a barrier,"
-        print(f"{row.kernel} {reason} for {row.target} ({row.form})", file=sys.stderr)
-    return bool(failed)
+        rows = [row for rows in pool.map(compile_form, *zip(*jobs, strict=True)) for row in rows]
+    columns = Row._fields[3:-1]
+    print(f"{'form':30} {'target':8} {'kernel':16}", *columns)
+    bounds = json.loads(BOUNDS.read_text())
+    for row in rows:
+        figures = (f"{getattr(row, name):{len(name)}}" for name in columns)
+        print(f"{row.form:30} {row.target:8} {row.kernel:16}", *figures)
+        if given.write and row.target == FIRST:
+            bounds.setdefault(row.form, {})[row.kernel] = row.instructions
+    if given.write:
+        lines = (f"{json.dumps(form)}: {json.dumps(kernels)}" for form, kernels in bounds.items())
+        BOUNDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    messages = [*failures(rows, bounds)]
+    print(*messages, sep="\n", end="\n" * bool(messages), file=sys.stderr)
+    return bool(messages)
 
 
 if __name__ == "__main__":

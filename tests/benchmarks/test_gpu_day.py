@@ -1,4 +1,4 @@
-"""Tests for benchmarks/gpu_day.py: what it repeats, and its steps in Triton's interpreter."""
+"""Tests for benchmarks/gpu_day.py: what it repeats, its steps in Triton's interpreter; and for tools/check_gpu.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks/gpu_day.py"
 sys.path.extend(str(ROOT / folder) for folder in ("tests", "tests/loss"))
 
+import check_gpu  # noqa: E402
 import gpu_day  # noqa: E402
-import gpu_model  # noqa: E402
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Any]]:
@@ -61,12 +61,28 @@ def test_the_steps_run_in_the_interpreter(only: list[str], tmp_path: Path) -> No
     assert all(0 <= row["error_of_value"] < 1e-4 for row in rows.values() if row["step"] == "agreement")
 
 
-def test_calls_past_their_bounds_are_named() -> None:
-    bounds = {"2 classes": {"instructions": 100.0, "bytes": 50.0}}
-    assert not gpu_model.excess(bounds, {"2 classes": {"instructions": 109.0, "bytes": 50.0}})
-    (message,) = gpu_model.excess(bounds, {"2 classes": {"instructions": 111.0, "bytes": 50.0}})
-    assert message == "2 classes: expected at most 1.1 · 100.0 instructions per pixel, but got 111.0"
-    assert len(gpu_model.excess(bounds, {"new": {"instructions": 1.0, "bytes": 1.0}})) == 2
-    names = [case.name for case in gpu_model.CASES]
-    assert {*json.loads(gpu_model.BOUNDS.read_text())} == {*names}
-    assert len({*names}) == len(names)
+def test_what_is_wrong_with_kernels_is_named() -> None:
+    row = check_gpu.Row("2 classes", "sm_90", "forward", 102, registers=90, spills=0, shared=0, has_races=False)
+    bounds = {"2 classes": {"forward": 100}}
+    assert not [*check_gpu.failures([row], bounds)]
+    rows = [row._replace(instructions=103), row._replace(spills=2), row._replace(has_races=True)]
+    assert [*check_gpu.failures([*rows, row._replace(form="new")], bounds)] == [
+        "forward has 103 instructions instead of 100 for sm_90 (2 classes); --write records them",
+        "forward spills 2 for sm_90 (2 classes)",
+        "forward writes what other threads write, without a barrier, for sm_90 (2 classes)",
+        "forward has 102 instructions instead of 0 for sm_90 (new); --write records them",
+    ]
+    assert json.loads(check_gpu.BOUNDS.read_text()).keys() == check_gpu.FORMS.keys()
+
+
+def test_stores_of_an_element_by_several_threads_are_found() -> None:
+    """Each divides the tile among threads in another way."""
+    one = """%a = tt.splat %to : !tt.ptr<f32> -> tensor<32x!tt.ptr<f32>, #blocked> loc(#loc1)
+        %b = tt.addptr %a, %n : tensor<32x!tt.ptr<f32>, #blocked>, tensor<32xi32, #blocked> loc(#loc2)
+        tt.store %b, %value, %mask : tensor<32x!tt.ptr<f32>, #blocked> loc(#loc3)
+    """
+    other = one.replace("#blocked>", "#blocked1>").replace("%a", "%c").replace("%b", "%d")
+    assert not check_gpu.has_races(one + one)
+    assert check_gpu.has_races(one + other)
+    assert not check_gpu.has_races(one + "gpu.barrier\n" + other)
+    assert not check_gpu.has_races(one + other.replace("%to", "%another"))

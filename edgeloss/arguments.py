@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from edgeloss.inputs import result_dtype
 from edgeloss.options import Validate
+from edgeloss.reduction import TERM_ROWS, SumRow
 
 VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 
@@ -58,6 +61,16 @@ class EdgeLossInputs(NamedTuple):
     distance: Tensor | None
     integers: list[int]
     reals: list[float]
+
+
+def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
+    """Return new tensors for what the operators return of a call, as :class:`edgeloss.fused.Outputs` describes it."""
+    shape, new = inputs.target.shape, inputs.logits.new_empty
+    counts = numbers.tables * max(2, inputs.logits.shape[1]) if numbers.count_edges else 0
+    images = shape[0] // numbers.tables if numbers.regions else 0
+    sums, *regions = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
+    maps = new((TERM_ROWS.stop if numbers.maps else 0, *shape), dtype=result_dtype(inputs.logits))
+    return sums, new(counts, dtype=torch.int64), *regions, maps
 
 
 def is_evenly_spaced(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import library
-from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced
+from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import NO_POWER, Options
@@ -30,7 +30,7 @@ from edgeloss.reduction import (
     weigh,
 )
 from edgeloss.reference import readable_logits
-from edgeloss.region import POOL, SIDE
+from edgeloss.region import averages_of, has_regions
 from edgeloss.triton import operators as triton_operators
 
 operators = torch.ops.edgeloss
@@ -235,36 +235,23 @@ def _of_map(
 
 def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     inputs = EdgeLossInputs(*args, **kwargs)
-    logits, target = inputs.logits, inputs.target
-    _, _, tables, edges, count_edges, regions, gathers, maps, keeps_state, *_ = inputs.integers
-    real, pixels, batch, size = result_dtype(logits), target.numel(), target.shape[0], target.shape[1:]
-    classes, averages = max(2, logits.shape[1]), [(length - 1) // POOL + 1 for length in size]
-    is_upsampled = logits.shape[2:] != size
-    has_slopes = bool(regions and keeps_state) and all(length >= SIDE for length in averages) and pixels > 0
-
-    def empty(length: int, dtype: torch.dtype = real) -> Tensor:
-        return logits.new_empty(length, dtype=dtype)
-
-    images = batch // tables if regions else 0
-    outputs = Outputs(
-        sums=empty(len(SumRow), torch.float64),
-        edge_counts=empty(tables * classes if count_edges else 0, torch.int64),
-        region=empty(images, torch.float64),
-        region_weight=empty(images, torch.float64),
-        maps=logits.new_empty((3 if maps else 0, *target.shape), dtype=real),
-    )
+    logits, target, numbers = inputs.logits, inputs.target, Numbers.of(inputs.integers, inputs.reals)
+    gathers, keeps_state, classes = numbers.gathers, numbers.keeps_state, max(2, logits.shape[1])
+    real, pixels, is_upsampled = result_dtype(logits), target.numel(), logits.shape[2:] != target.shape[1:]
+    has_slopes = bool(numbers.regions and keeps_state) and has_regions(target.shape)
     has_statistics = gathers or (keeps_state and (is_upsampled or classes > _FEW_CLASSES))
-    of_classes = batch * classes if has_slopes else 0
+    of_classes = target.shape[0] * classes if has_slopes else 0
     parts = (  # bytes, in the order of State in csrc/saved_state.h
         pixels * gathers,  # first, where _loss_maps reads it
         2 * real.itemsize * pixels * has_statistics,
-        real.itemsize * pixels * (edges and inputs.reals[2] > 0 and inputs.distance is None),
-        real.itemsize * of_classes * math.prod(averages),
+        real.itemsize * pixels * bool(numbers.edges and numbers.decay > 0 and inputs.distance is None),
+        real.itemsize * of_classes * math.prod(averages_of(target.shape)),
         of_classes,
         6 * real.itemsize * pixels * gathers,
     )
     memory = sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
-    return *outputs, logits.new_empty(target.shape, dtype=torch.int16), empty(memory, torch.uint8)
+    label = logits.new_empty(target.shape, dtype=torch.int16)
+    return *new_outputs(inputs, numbers), label, logits.new_empty(memory, dtype=torch.uint8)
 
 
 def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -46,6 +47,16 @@ POOL = 3  # pixels per axis that are averaged
 SIDE = 3  # averages per axis of a region
 NOISE = 5e-4  # a
 LEAST_KNOWN = 0.1  # H - f is 0, or at least 0.96 (0.20 in 3-D): docs/loss.md derives it
+
+
+def averages_of(shape: Sequence[int]) -> list[int]:
+    """Return the number of averages along each axis of labels [B, *S]."""
+    return [(length - 1) // POOL + 1 for length in shape[1:]]
+
+
+def has_regions(shape: Sequence[int]) -> bool:
+    """Return whether labels [B, *S] hold a region."""
+    return all(length >= SIDE for length in averages_of(shape)) and math.prod(shape) > 0
 
 
 def evaluate(inputs: Inputs) -> tuple[Inputs, Regions]:
@@ -72,7 +83,7 @@ def region_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> Tensor:
 
 def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tuple[Tensor, Tensor]:
     wide, classes, d = widest(y.device), max(2, x.shape[1]), SIDE ** (y.dim() - 1)
-    if any((size - 1) // POOL + 1 < SIDE for size in y.shape[1:]) or not len(y):
+    if not has_regions(y.shape):
         return x, x.flatten(1)[:, :0].sum(1).view(-1, tables).sum(1).to(wide)
     of_image = classes * y[0].numel()
     home = y.device if wide == torch.float64 else torch.device("cpu")  # of sums that float32 would lose

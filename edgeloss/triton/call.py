@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss import library
-from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers
+from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, new_outputs
 from edgeloss.inputs import result_dtype
 from edgeloss.neighborhoods import clipped
-from edgeloss.region import POOL
+from edgeloss.region import POOL, averages_of
 from edgeloss.triton import labels, loss, operators, step, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps
@@ -30,7 +30,7 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     """Return what kernels know of a call of such labels, but for its weights."""
     size = Size.of(shape[1:])
     radius = clipped(numbers.radius, (1, *size))
-    sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(operators.averages_of(shape))
+    sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
     constants = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
@@ -40,66 +40,66 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
 class Call:
     """What the steps of a call share; the target may be the labels that were read."""
 
-    def __init__(self, given: EdgeLossInputs) -> None:
-        """Read the sizes."""
-        logits, self.shape, self.numbers = given.logits, given.target.shape, Numbers.of(given.integers, given.reals)
-        self.given, self.logits, self.batch = given, logits, self.shape[0]
-        self.classes, self.dtype = max(2, logits.shape[1]), result_dtype(logits)
-        self.is_upsampled, self.low = logits.shape[2:] != self.shape[1:], Size.of(logits.shape[2:])
-        grid = _grid(self.shape, self.numbers, self.classes, self.dtype)
+    def __init__(self, given: EdgeLossInputs, numbers: Numbers) -> None:
+        """Find the places of pixels and logits, and how many programs have."""
+        logits, shape = given.logits, given.target.shape
+        self.given, self.numbers, self.batch, self.dtype = given, numbers, shape[0], result_dtype(logits)
+        grid = _grid(shape, numbers, max(2, logits.shape[1]), self.dtype)
         self.grid = grid._replace(pixel_weight=given.pixel_weight, weight=given.weight)
-        pixels = tile_of(grid.pixels, OF_LABELS)
-        self.columns = min(pixels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
-        self.rows = pixels // self.columns  # of a program that reads labels
-        self.parts = self.batch * cdiv(grid.size.depth * grid.size.height, self.rows)
+        self.low, self.is_upsampled = Size.of(logits.shape[2:]), logits.shape[2:] != shape[1:]
+        self.x = self.logits_in(logits)
+        if self.is_upsampled:
+            taps = upsampled.taps(logits, self.low, grid.size, self.dtype)
+            self.x = self.x._replace(axes=constant(logits.dim() - 2), taps=taps)
+        is_long = self.is_upsampled or self.dtype == torch.float64
+        self.block = tile_of(grid.pixels, 32 if is_long else 64 if logits.shape[1] > 2 else 128)
+        of_labels = tile_of(grid.pixels, OF_LABELS)
+        self.columns = min(of_labels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
+        self.rows = of_labels // self.columns
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
-        return torch.empty(size, dtype=dtype or self.dtype, device=self.logits.device)
+        return self.given.logits.new_empty(size, dtype=dtype or self.dtype)
 
     def logits_in(self, values: Tensor) -> Logits:
-        """Return logits, or their gradient, as kernels find them; those of lower resolution have taps."""
+        """Return logits [B, C, *S], or their gradient, as kernels find them in memory."""
         axes = [a for a in range(2, values.dim()) if values.size(a) != 1]
         steps = values.stride(0), values.stride(1), values.stride(axes[-1]) if axes else 0
-        has_taps = self.is_upsampled and values.dim() == self.logits.dim()
-        one, dims = int(self.logits.shape[1] == 1), values.dim() - 2 if has_taps else 0
-        classes, one, dims = map(constant, (self.classes, one, dims))
-        taps = upsampled.taps(values, self.low, self.grid.size, self.dtype) if has_taps else None
-        return Logits(values, *steps, classes, one, self.grid.real, dims, taps)
+        one = constant(int(self.given.logits.shape[1] == 1))
+        return Logits(values, *steps, self.grid.classes, one, self.grid.real, constant(0), None)
 
     def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel over all pixels of the labels."""
-        launch(kernel, self.parts, self.grid.size.width, self.columns, *args, self.grid, self.rows)
+        size = self.grid.size
+        images = self.batch * cdiv(size.depth * size.height, self.rows)
+        launch(kernel, images, size.width, self.columns, *args, self.grid, self.rows)
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
-        launch(kernel, images, count, block, self.logits_in(self.logits), *args, self.grid, warps=1)
-
-    def block(self, places: int) -> int:
-        """Return how many places a program that reads logits has."""
-        is_long = self.is_upsampled or self.dtype == torch.float64
-        return tile_of(places, 32 if is_long else 64 if self.classes > 2 else 128)
+        launch(kernel, images, count, block, self.x, *args, self.grid, warps=1)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return what ``edgeloss.fused.Outputs`` has of a call, then the state that backward reads."""
-    call = Call(EdgeLossInputs(*args))
-    sums, counts, region, weight, no_maps = outputs = operators.new_outputs(call.given, call.numbers)
-    maps = operators.new_maps(call.given, call.numbers)
-    state = operators.state_of(maps, call.given, call.numbers)
-    if call.shape.numel() == 0:
+    given = EdgeLossInputs(*args)
+    numbers = Numbers.of(given.integers, given.reals)
+    sums, counts, region, weight, no_maps = outputs = new_outputs(given, numbers)
+    maps = operators.new_maps(given, numbers)
+    state = operators.state_of(maps, given, numbers)
+    if given.target.numel() == 0:
         return *(values.zero_() for values in outputs), *state
-    with torch.cuda.device_of(call.logits):
-        present = None
-        if maps.map_class is not None:
-            present = call.logits.new_zeros(call.batch, call.classes, dtype=torch.int8)
+    with torch.cuda.device_of(sums):
+        call = Call(given, numbers)
+        present = None if maps.class_map is None else torch.zeros_like(maps.class_map, dtype=torch.int8)
         of_labels = _weigh(call, maps, present, counts.zero_() if counts.numel() else None)
-        of_terms = _terms(call, maps)
-        wrong = library.recorded_wrong(sums.device) if call.numbers.validate == VALIDATE["async"] else None
+        pixels, block = call.grid.pixels, call.block
+        of_terms = call.empty(call.batch * cdiv(pixels, block), loss.TERMS.value, dtype=torch.float64)
+        call.over_logits(loss.forward_kernel, call.batch, pixels, block, maps, of_terms, pixels)
+        wrong = library.recorded_wrong(sums.device) if numbers.validate == VALIDATE["async"] else None
         programs = of_terms, len(of_terms), of_labels, len(of_labels), len(of_labels) // call.batch
-        given = *programs, sums, weight if weight.numel() else None, wrong, present, maps, call.grid
-        rows, at_once, classes = len(sums) + call.batch, step.AT_ONCE, constant(power_of_2(call.classes))
-        launch(step.collect_kernel, rows, at_once, at_once, *given, classes, warps=8, fuses=False)
+        to = sums, weight if weight.numel() else None, wrong, present, maps, call.grid
+        rows, at_once, classes = len(sums) + call.batch, step.AT_ONCE, power_of_2(call.grid.classes.value)
+        launch(step.collect_kernel, rows, at_once, at_once, *programs, *to, constant(classes), warps=8, fuses=False)
         if present is None:
             region.zero_()
         else:
@@ -110,7 +110,8 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
 def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
     """Fill the maps that come from labels, and return the rows of sums that do, by program."""
     numbers, target, size = call.numbers, call.given.target, call.grid.size
-    sums = call.empty(call.parts * cdiv(size.width, call.columns), labels.ROWS_OF_SUMS.value, dtype=torch.float64)
+    programs = call.batch * cdiv(size.depth * size.height, call.rows) * cdiv(size.width, call.columns)
+    sums = call.empty(programs, labels.ROWS_OF_SUMS.value, dtype=torch.float64)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
     call.over_labels(labels.read_labels_kernel, target, maps.label, present, sums, numbers.ignore_index)
     if not numbers.edges:
@@ -130,45 +131,36 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
     return sums
 
 
-def _terms(call: Call, maps: Maps) -> Tensor:
-    """Return the sums of the terms, by program, and write the softmax."""
-    count, block = call.grid.pixels, call.block(call.grid.pixels)
-    sums = call.empty(call.batch * cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
-    call.over_logits(loss.forward_kernel, call.batch, count, block, maps, sums, count)
-    return sums
-
-
 def _averages(call: Call, maps: Maps) -> tuple[Tensor, Tensor]:
     """Return the averages z and r of the classes that have a map of them."""
     shape, cells = (*maps.map_class.shape, *call.grid.averages), math.prod(call.grid.cells)
     averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape)
-    steps = POOL ** len(call.shape[1:])
+    steps = POOL ** (call.given.target.dim() - 1)
     given = maps, *averages, cells, steps, constants(range(3 if call.is_upsampled else 9))
     call.over_logits(loss.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
     return averages
 
 
-def backward(
-    of_terms: Tensor, of_region: Tensor | None, logits: Tensor, weight: Tensor | None, pixel_weight: Tensor | None,
-    edge_class_weight: Tensor | None, distance: Tensor | None, *others: Any,  # noqa: ANN401
-) -> Tensor:  # fmt: skip
+def backward(of_terms: Tensor, of_region: Tensor | None, logits: Tensor, *others: Any) -> Tensor:  # noqa: ANN401
     """Return the gradient of the logits; the arguments are those of the operator."""
-    *state, integers, reals = others
-    label, gradient = state[0], operators.new_gradient(logits)
-    if label.numel() == 0:
+    (*tensors, integers, reals), gradient = others, operators.new_gradient(logits)
+    weights, state = tensors[:4], tensors[4:]
+    if state[0].numel() == 0:
         return gradient.zero_()
-    call = Call(EdgeLossInputs(logits, label, weight, pixel_weight, edge_class_weight, distance, integers, reals))
-    of_all = None if weight is None else weight.view(call.numbers.tables, -1).sum(1)
-    maps = operators.maps_of(state, distance)
-    given = maps, of_all, of_terms, None if maps.slopes is None else of_region
-    pixels, channels, block = call.grid.pixels, gradient.shape[1], call.block(call.grid.pixels)
-    with torch.cuda.device_of(call.logits):
-        if not call.is_upsampled:
-            call.over_logits(loss.backward_kernel, call.batch, pixels, block, call.logits_in(gradient), *given, 0)
-            return gradient
-        per_part = max(1, upsampled.PART // (channels * pixels * gradient.element_size()))
+    given, numbers = EdgeLossInputs._make((logits, state[0], *weights, integers, reals)), Numbers.of(integers, reals)
+    maps = operators.maps_of(state, given.distance)
+    of_all = None if given.weight is None else given.weight.view(numbers.tables, -1).sum(1)
+    with torch.cuda.device_of(logits):
+        call = Call(given, numbers)
+        pixels, channels, per_part = call.grid.pixels, gradient.shape[1], call.batch
+        if call.is_upsampled:
+            per_part = max(1, upsampled.PART // (channels * pixels * gradient.element_size()))
         for first in range(0, call.batch, per_part):
-            part = call.empty(min(per_part, call.batch - first), channels, pixels)
-            call.over_logits(loss.backward_kernel, len(part), pixels, block, call.logits_in(part), *given, first)
-            upsampled.add_up(call, part, gradient[first : first + len(part)])
+            images = min(per_part, call.batch - first)
+            g = call.empty(images, channels, pixels) if call.is_upsampled else gradient
+            to_terms = of_all, of_terms, None if maps.slopes is None else of_region
+            to = call.logits_in(g), maps, *to_terms, first
+            call.over_logits(loss.backward_kernel, images, pixels, call.block, *to)
+            if call.is_upsampled:
+                upsampled.add_up(call, g, gradient[first : first + images])
     return gradient

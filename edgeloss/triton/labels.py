@@ -16,20 +16,7 @@ import triton
 import triton.language as tl
 
 from edgeloss.reduction import SumRow
-from edgeloss.triton.tiles import (
-    EXACT,
-    FAR,
-    IGNORED,
-    displaced_from,
-    displacement,
-    exists,
-    neighbor,
-    of_class,
-    of_pixel,
-    place_of,
-    tile_of_rows,
-    total,
-)
+from edgeloss.triton.tiles import EXACT, FAR, IGNORED, of_class, of_pixel, place_of, total
 
 # The rows of sums that come from labels alone, numbered from the first of them.
 ROWS_OF_SUMS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)
@@ -39,10 +26,61 @@ NONE = tl.constexpr(2**16 - 1)  # a number of pixels beyond all others
 
 
 @triton.jit
+def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Return the image of a program, its first pixel, its pixels [ROWS, TILE], in memory and by axis, and which exist.
+
+    Rows of a volume are those of its slices one after another. The column in the tile is added last, in 64 bits: the
+    compiler then knows which pixels of a thread follow each other.
+    """
+    rows, parts = size.depth * size.height, tl.cdiv(size.width, TILE)
+    blocks = parts * tl.cdiv(rows, ROWS)
+    image, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    top, start = block // parts * ROWS, block % parts * TILE
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, TILE)[None, :]
+    z = (top + row) * 0
+    if size.depth > 1:
+        z = (top + row) // size.height
+    first = (image.to(tl.int64) * rows + top) * size.width + start
+    to, place = first + row * size.width + column, (z, top + row - z * size.height, start + column)
+    return image, first, to, place, exists(place, 0, 0, 0, size)
+
+
+@triton.jit
+def displacement(n, radius):
+    """Return displacement n of a window along each axis."""
+    rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
+    return n // (rows * columns) - radius.depth, n // columns % rows - radius.height, n % columns - radius.width
+
+
+@triton.jit
+def displaced_from(place, n, size, radius):
+    """Return how far displacement n is in memory, and whether that from places along each axis is inside the image."""
+    dz, dy, dx = displacement(n, radius)
+    return (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size)
+
+
+@triton.jit
+def exists(place, dz, dy, dx, size):
+    """Return which places are inside the image when they are displaced; without a sign, negative ones are too large."""
+    z, y, x = place
+    inside = (y + dy).to(tl.uint32) < size.height
+    if size.depth > 1:
+        inside = inside & ((z + dz).to(tl.uint32) < size.depth)
+    return inside & ((x + dx).to(tl.uint32) < size.width)
+
+
+@triton.jit
+def neighbor(label, place, mask, n, grid):
+    """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
+    step, there = displaced_from(place, n, grid.size, grid.radius)
+    is_other = place[2] * 0 + n != grid.window // 2
+    return step, tl.load(label + step, mask=mask & there & is_other, other=IGNORED).to(tl.int32)
+
+
+@triton.jit
 def read_labels_kernel(target, label, present, sums, ignore, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write which labels count, and which classes are in an image; add up their weights."""
-    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
-    inside = exists(place, 0, 0, 0, grid.size)
+    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
     given = tl.load(target + to, mask=inside, other=0).to(tl.int64)
     is_read = inside & (given != ignore)
     ok = is_read & (given >= 0) & (given < grid.classes)
@@ -74,8 +112,7 @@ def find_in_rows_kernel(label, nearest, reach, grid, ROWS: tl.constexpr, TILE: t
     That is (class · 2¹⁶ + distance) · 2¹⁶ + distance of the others, ``NONE`` beyond ``reach``: 0 and its own class,
     unless a pixel does not count.
     """
-    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
-    inside = exists(place, 0, 0, 0, grid.size)
+    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
     # A loop that began with a constant class would have one class for all pixels of a thread, with Triton 3.6.
     one, d_others = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32), tl.full(to.shape, NONE, tl.int32)
     d = tl.where(one >= 0, 0, NONE)
@@ -94,8 +131,7 @@ def find_distances_kernel(
     label, nearest, field, reach, rows, spacing, grid, ROWS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write distances to the nearest pixel of another class in a window, from those in the rows around a pixel."""
-    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
-    inside = exists(place, 0, 0, 0, grid.size)
+    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
     y = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32)
     least, zeros = tl.full(to.shape, FAR, grid.real), tl.zeros(to.shape, grid.real)
     for n in tl.range(rows):
@@ -130,8 +166,8 @@ def differ(label, first, to, place, grid, TIMES: tl.constexpr, ROWS: tl.constexp
 @triton.jit
 def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write what edge pixels give to their neighbors; count them and add up their weights."""
-    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
-    inside, of_same = exists(place, 0, 0, 0, grid.size), tl.zeros(to.shape, grid.real)
+    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
+    of_same = tl.zeros(to.shape, grid.real)
     least_same, least_across = tl.full(to.shape, FAR, grid.real), tl.full(to.shape, FAR, grid.real)
     if differ(maps.label, first, to, place, grid, 1, ROWS, TILE):
         label = maps.label + to
@@ -183,8 +219,7 @@ def given(share, least, field, to, step, mask, grid):
 @triton.jit
 def weigh_pixels_kernel(maps, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write the weights of the edge terms."""
-    image, origin, to, place = tile_of_rows(grid.size, ROWS, TILE)
-    inside = exists(place, 0, 0, 0, grid.size)
+    image, origin, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
     toward, against = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
     first, more = tl.full(to.shape, IGNORED, tl.int32), tl.zeros(to.shape, tl.int1)
     if differ(maps.label, origin, to, place, grid, 2, ROWS, TILE):

@@ -53,9 +53,9 @@ class Pixel(NamedTuple):
     read: Any  # whether their logits are loaded, those of a thread at once; if interpolated, where they count
     ok: Any  # whether they count
     y: Any  # label
-    m: Any  # the largest logit of those seen
-    r: Any  # Σ e^(x - m) over the others of them, -1 before the first
-    top: Any  # the likeliest class of them
+    m: Any  # the largest logit
+    r: Any  # Σ e^(x - m) over the others
+    top: Any  # the likeliest class
 
 
 # ------------------------------------------------------------------------------------------------------------ logits
@@ -100,44 +100,38 @@ def load(x, at, k, mask):
 
 
 @triton.jit
-def read_pixel(x, maps, image, p, inside, grid):
-    """Return pixels of an image, with no logits seen."""
-    y = tl.load(maps.label + image * grid.pixels + p, mask=inside, other=IGNORED).to(tl.int32)
-    m, r, read = tl.full(p.shape, LOWEST, x.real), tl.full(p.shape, -1.0, x.real), y >= 0 if x.axes > 0 else inside
-    return Pixel(places(x, image, p, inside, grid.size), p, read, y >= 0, y, m, r, y * 0)
+def pixel_of(x, image, p, inside, y, m, r, top, grid):
+    """Return pixels of an image with labels y."""
+    read, ok = y >= 0 if x.axes > 0 else inside, y >= 0
+    return Pixel(places(x, image, p, inside, grid.size), p, read, ok, y, m, r, top)
 
 
 @triton.jit
 def seen_pixel(x, maps, image, p, inside, grid):
-    """Return pixels of an image that have seen all logits; where they do not count, shares are 0."""
+    """Return pixels of an image with the softmax that has been stored; where they do not count, shares are 0."""
     to = image * grid.pixels + p
     y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
     m, r = tl.load(maps.m + to, mask=y >= 0, other=FAR), tl.load(maps.r + to, mask=y >= 0, other=0.0)
-    top, read = tl.load(maps.top + to, mask=y >= 0, other=0).to(tl.int32), y >= 0 if x.axes > 0 else inside
-    return Pixel(places(x, image, p, inside, grid.size), p, read, y >= 0, y, m, r, top)
+    top = tl.load(maps.top + to, mask=y >= 0, other=0).to(tl.int32)
+    return pixel_of(x, image, p, inside, y, m, r, top, grid)
 
 
 # ----------------------------------------------------------------------------------------------------------- softmax
 
 
 @triton.jit
-def see(x, pixel, c, without):
-    """Return pixels that have seen another logit, unless their class is ``without``, which may be None."""
-    v = load(x, pixel.at, c, pixel.read)
-    if without is not None:
-        v = tl.where(without == c, float("-inf"), v)
-    grows, e = v > pixel.m, exp(-tl.abs(v - pixel.m))
-    r, top = tl.where(grows, (pixel.r + 1) * e, pixel.r + e), tl.where(grows, c, pixel.top)
-    return Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, tl.maximum(pixel.m, v), r, top)
-
-
-@triton.jit
 def see_all(x, pixel, without):
-    """Return pixels that have seen their logits but those of class ``without``."""
+    """Return pixels with the softmax of all classes but ``without``, which may be None."""
+    m, r, top = pixel.m * 0 + LOWEST, pixel.r * 0 - 1, pixel.top
     for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
-        pixel = see(x, pixel, c, without)
-    m, r = tl.where(pixel.ok, pixel.m, 0.0), tl.where(pixel.ok, pixel.r, 0.0)  # the logits of others may be anything
-    return Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, m, r, pixel.top)
+        v = load(x, pixel.at, c, pixel.read)
+        if without is not None:
+            v = tl.where(without == c, float("-inf"), v)
+        grows, e = v > m, exp(-tl.abs(v - m))
+        r, top = tl.where(grows, (r + 1) * e, r + e), tl.where(grows, c, top)
+        m = tl.maximum(m, v)
+    m, r = tl.where(pixel.ok, m, 0.0), tl.where(pixel.ok, r, 0.0)  # the logits of others may be anything
+    return Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, m, r, top)
 
 
 @triton.jit
@@ -176,8 +170,7 @@ def across(x, pixel, b, start, maps, grid):
             likely = tl.where(sure > 0, k, likely)
     rest_m, rest_r = pixel.m, pixel.r
     if some(of_likely > 0):  # the others may lie so far below that r is 0
-        none = Pixel(pixel.at, pixel.p, pixel.read, pixel.ok, pixel.y, rest_m * 0 + LOWEST, rest_r * 0 - 1, pixel.top)
-        rest = see_all(x, none, likely)
+        rest = see_all(x, pixel, likely)
         rest_m, rest_r = rest.m, rest.r
     return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first
 
@@ -186,8 +179,17 @@ def across(x, pixel, b, start, maps, grid):
 
 
 @triton.jit
-def terms_of(x, maps, pixel, image, grid):
-    """Return the terms of pixels: the cross-entropy, the same and the other side."""
+def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
+    """Add up the terms of pixels, and write the statistics of their softmax where others read them."""
+    image, p, inside = tile(count, TILE)
+    y = tl.load(maps.label + image * grid.pixels + p, mask=inside, other=IGNORED).to(tl.int32)
+    zeros = tl.zeros(p.shape, x.real)
+    pixel = see_all(x, pixel_of(x, image, p, inside, y, zeros, zeros, y * 0, grid), None)
+    if maps.m is not None:
+        to = image * grid.pixels + p
+        tl.store(maps.m + to, pixel.m, mask=inside)
+        tl.store(maps.r + to, pixel.r, mask=inside)
+        tl.store(maps.top + to, pixel.top.to(tl.int16), mask=inside)
     start, log_s = image * grid.pixels, log1p(pixel.r)
     nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
     v = of_pixel(image, pixel.p, pixel.ok, grid)
@@ -210,20 +212,6 @@ def terms_of(x, maps, pixel, image, grid):
             loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, start, maps, grid)
             rest = log_s - ((rest_m - pixel.m) + log1p(rest_r))
             other = loss + tl.where(of_likely > 0, of_likely * rest, 0.0)
-    return entropy, same, other
-
-
-@triton.jit
-def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
-    """Add up the terms of pixels, and write the statistics of their softmax where others read them."""
-    image, p, inside = tile(count, TILE)
-    pixel = see_all(x, read_pixel(x, maps, image, p, inside, grid), None)
-    if maps.m is not None:
-        to = image * grid.pixels + p
-        tl.store(maps.m + to, pixel.m, mask=inside)
-        tl.store(maps.r + to, pixel.r, mask=inside)
-        tl.store(maps.top + to, pixel.top.to(tl.int16), mask=inside)
-    entropy, same, other = terms_of(x, maps, pixel, image, grid)
     to = sums + tl.program_id(0).to(tl.int64) * TERMS
     tl.store(to, total(entropy))
     tl.store(to + 1, total(same))
@@ -242,16 +230,6 @@ def cell_pixel(x, maps, image, z, row, column, exists, n, grid, STEPS: tl.conste
         z += n // 9
         inside = inside & (z >= 0) & (z < grid.size.depth)
     return seen_pixel(x, maps, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid)
-
-
-@triton.jit
-def add_cells(z, r, pixels, values, c):
-    """Return sums of z and r of class c, and in addition what pixels of cells give them, by their logits."""
-    for i in tl.static_range(len(pixels)):
-        p, left, is_likely = share(values[i], pixels[i])
-        z += (pixels[i].y == c).to(tl.int32)
-        r += tl.where(pixels[i].y == c, left, -p)
-    return z, r
 
 
 @triton.jit
@@ -281,7 +259,10 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
             offset = of_map * of_maps + to
             z_sum = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
             r_sum = tl.load(r_map + offset, mask=has & (group > 0), other=0.0)
-            z_sum, r_sum = add_cells(z_sum, r_sum, pixels, values, c)
+            for i in tl.static_range(len(pixels)):
+                q, left, is_likely = share(values[i], pixels[i])
+                z_sum += (pixels[i].y == c).to(tl.int32)
+                r_sum += tl.where(pixels[i].y == c, left, -q)
             tl.store(z_map + offset, z_sum.to(tl.int8), mask=has)
             tl.store(r_map + offset, r_sum, mask=has)
             of_map, c, values = of_map + 1, following, coming
@@ -308,16 +289,6 @@ def average_at(z, y, x, mask, averages):
     """Return the averages of cells, and which of them there are."""
     exists = mask & (z < averages.depth) & (y < averages.height) & (x < averages.width)
     return (z * averages.height + y) * averages.width + x, exists
-
-
-@triton.jit
-def of_likely_class(v, is_likely, m, r, t):
-    """Return what a likely class across an edge gives to classes: t to itself, which comes from the others.
-
-    Their shares are those without it, from the m and r of the others.
-    """
-    below = tl.where(is_likely, 0.0, tl.minimum(v - m, 0.0))
-    return tl.where(t != 0, tl.where(is_likely, 1.0, -exp(below) / (1 + r)) * t, 0.0)
 
 
 @triton.jit
@@ -424,7 +395,9 @@ def write_class(x, g, in_part, image, inside, v, c, slope, state, further, more,
         gradient -= state.spread * of_class(grid.weight, image, c, (c < x.classes) & (c >= 0), grid)
     if further is not None:
         likely, rest_m, rest_r, t_likely, to_other = further
-        gradient += of_likely_class(v, likely == c, rest_m, rest_r, t_likely)
+        # A likely class gives t to itself, which comes from the others, by their shares without it.
+        below = tl.where(likely == c, 0.0, tl.minimum(v - rest_m, 0.0))
+        gradient += tl.where(t_likely != 0, tl.where(likely == c, 1.0, -exp(below) / (1 + rest_r)) * t_likely, 0.0)
     to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
     tl.store(to, tl.where(pixel.ok, gradient, 0.0).to(g.data.dtype.element_ty), mask=there)
 

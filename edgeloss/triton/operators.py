@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss.arguments import EdgeLossInputs, Numbers, is_evenly_spaced
+from edgeloss.arguments import EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
 from edgeloss.inputs import result_dtype
-from edgeloss.reduction import SumRow
-from edgeloss.region import POOL, SIDE
+from edgeloss.region import averages_of, has_regions
 
 
 class Maps(NamedTuple):
@@ -45,16 +43,6 @@ def maps_of_image(classes: int) -> int:
     return classes if classes > 2 else 1
 
 
-def averages_of(shape: Sequence[int]) -> list[int]:
-    """Return the number of averages along each axis of labels [B, *S]."""
-    return [(length - 1) // POOL + 1 for length in shape[1:]]
-
-
-def has_regions(shape: Sequence[int], numbers: Numbers) -> bool:
-    """Return whether there is a region term, and an image of labels [B, *S] holds a region."""
-    return bool(numbers.regions) and all(length >= SIDE for length in averages_of(shape)) and math.prod(shape) > 0
-
-
 def new_gradient(logits: Tensor) -> Tensor:
     """Return a new tensor for the gradient of logits, with pixels that are evenly spaced in memory."""
     gradient = torch.empty_like(logits)
@@ -68,7 +56,7 @@ def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
     def new(exists: bool, dtype: torch.dtype = real, size: Sequence[int] = shape) -> Any:  # noqa: ANN401
         return inputs.logits.new_empty(size, dtype=dtype) if exists else None
 
-    edges, regions, keeps = bool(numbers.edges), has_regions(shape, numbers), bool(numbers.keeps_state)
+    edges, keeps, regions = bool(numbers.edges), bool(numbers.keeps_state), bool(numbers.regions) and has_regions(shape)
     decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
     return Maps(
         label=new(True, torch.int16),
@@ -103,15 +91,6 @@ def maps_of(state: Sequence[Tensor], distance: Tensor | None) -> Maps:
     """Return the maps of a state of labels that are not empty."""
     maps = Maps(*(values if values.numel() else None for values in state))
     return maps if distance is None else maps._replace(field=distance)
-
-
-def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
-    """Return tensors for the sums, the counts and the regions, and an empty one: these kernels leave no maps."""
-    new = inputs.logits.new_empty
-    counts = numbers.tables * max(2, inputs.logits.shape[1]) if numbers.count_edges else 0
-    images = inputs.target.shape[0] // numbers.tables if numbers.regions else 0
-    sums, *regions = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
-    return sums, new(counts, dtype=torch.int64), *regions, new(0, dtype=result_dtype(inputs.logits))
 
 
 def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401

@@ -93,12 +93,6 @@ def ratio(part, whole):
 
 
 @triton.jit
-def per(denominator):
-    """Return 1 over a denominator, 0 over nothing."""
-    return ratio(1.0, tl.load(denominator))
-
-
-@triton.jit
 def weighted(total, factor):
     """Return a total times its factor; 0 with a factor of 0, where the total may be infinite."""
     return tl.where(factor == 0, 0.0, total * factor)
@@ -110,7 +104,7 @@ def weigh_kernel(
     cross_entropy: tl.float64, same_side: tl.float64, other_side: tl.float64, region: tl.float64, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the loss and the factor of each term in it, the weights of the terms over their denominators."""
-    per_w, per_e, of_regions = per(w), per(e), 0.0
+    per_w, per_e, of_regions = ratio(1.0, tl.load(w)), ratio(1.0, tl.load(e)), 0.0
     if scale is not None:
         per_e *= tl.load(scale)
     if regions is not None:

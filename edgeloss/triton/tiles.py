@@ -1,7 +1,4 @@
-"""Numbers of a program → its tile of pixels, windows around them, and their weights; what all kernels share.
-
-A tile of pixels is [TILE], or [ROWS, TILE] where labels around them are looked at.
-"""
+"""Numbers of a program → its tile of pixels, [TILE], and their weights; what all kernels share."""
 
 from __future__ import annotations
 
@@ -111,57 +108,6 @@ def place_of(p, size):
 def area_of(size):
     """Return how many places a size has."""
     return size.depth * size.height * size.width
-
-
-@triton.jit
-def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Return the image of a program, the first pixel of its tile, and its pixels [ROWS, TILE] in memory and by axis.
-
-    Rows of a volume are those of its slices one after another. The column in the tile is added last, in 64 bits: the
-    compiler then knows which pixels of a thread follow each other.
-    """
-    rows, parts = size.depth * size.height, tl.cdiv(size.width, TILE)
-    blocks = parts * tl.cdiv(rows, ROWS)
-    image, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    top, start = block // parts * ROWS, block % parts * TILE
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, TILE)[None, :]
-    z = (top + row) * 0
-    if size.depth > 1:
-        z = (top + row) // size.height
-    first = (image.to(tl.int64) * rows + top) * size.width + start
-    return image, first, first + row * size.width + column, (z, top + row - z * size.height, start + column)
-
-
-@triton.jit
-def displacement(n, radius):
-    """Return displacement n of a window along each axis."""
-    rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
-    return n // (rows * columns) - radius.depth, n // columns % rows - radius.height, n % columns - radius.width
-
-
-@triton.jit
-def displaced_from(place, n, size, radius):
-    """Return how far displacement n is in memory, and whether that from places along each axis is inside the image."""
-    dz, dy, dx = displacement(n, radius)
-    return (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size)
-
-
-@triton.jit
-def exists(place, dz, dy, dx, size):
-    """Return which places are inside the image when they are displaced; without a sign, negative ones are too large."""
-    z, y, x = place
-    inside = (y + dy).to(tl.uint32) < size.height
-    if size.depth > 1:
-        inside = inside & ((z + dz).to(tl.uint32) < size.depth)
-    return inside & ((x + dx).to(tl.uint32) < size.width)
-
-
-@triton.jit
-def neighbor(label, place, mask, n, grid):
-    """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
-    step, there = displaced_from(place, n, grid.size, grid.radius)
-    is_other = place[2] * 0 + n != grid.window // 2
-    return step, tl.load(label + step, mask=mask & there & is_other, other=IGNORED).to(tl.int32)
 
 
 @triton.jit

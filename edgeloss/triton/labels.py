@@ -46,17 +46,11 @@ def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def displacement(n, radius):
-    """Return displacement n of a window along each axis."""
-    rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
-    return n // (rows * columns) - radius.depth, n // columns % rows - radius.height, n % columns - radius.width
-
-
-@triton.jit
 def displaced_from(place, n, size, radius):
-    """Return how far displacement n is in memory, and whether that from places along each axis is inside the image."""
-    dz, dy, dx = displacement(n, radius)
-    return (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size)
+    """Return how far displacement n of a window is in memory, whether it is inside the image, and its z and y."""
+    rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
+    dz, dy, dx = n // (rows * columns) - radius.depth, n // columns % rows - radius.height, n % columns - radius.width
+    return (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size), dz, dy
 
 
 @triton.jit
@@ -72,7 +66,7 @@ def exists(place, dz, dy, dx, size):
 @triton.jit
 def neighbor(label, place, mask, n, grid):
     """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
-    step, there = displaced_from(place, n, grid.size, grid.radius)
+    step, there, dz, dy = displaced_from(place, n, grid.size, grid.radius)
     is_other = place[2] * 0 + n != grid.window // 2
     return step, tl.load(label + step, mask=mask & there & is_other, other=IGNORED).to(tl.int32)
 
@@ -135,10 +129,9 @@ def find_distances_kernel(
     y = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32)
     least, zeros = tl.full(to.shape, FAR, grid.real), tl.zeros(to.shape, grid.real)
     for n in tl.range(rows):
-        step, there = displaced_from(place, n, grid.size, reach)
+        step, there, z, row = displaced_from(place, n, grid.size, reach)
         both = tl.load(nearest + to + step, mask=there & (y >= 0), other=-1)  # in which all distances are NONE
         d = (both.to(tl.int32) >> tl.where((both >> 32).to(tl.int32) == y, 0, 16)) & NONE
-        z, row, _ = displacement(n, reach)
         dz, dy, dx = (zeros + z) * spacing.depth, (zeros + row) * spacing.height, d.to(grid.real) * spacing.width
         least = tl.where(d < NONE, tl.minimum(least, dz * dz + dy * dy + dx * dx), least)
     tl.store(field + to, tl.where(least < FAR, tl.sqrt(least), FAR), mask=inside)

@@ -39,7 +39,7 @@ FORMS: dict[str, Form] = {
 }
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
 BOUNDS = Path(__file__).with_name("gpu_bounds.json")  # instructions of the kernels of each form, for the first target
-MORE = 1.02  # than its bound is too much: the same compiler has the same instructions
+MORE = 1.05  # than its bound is too much; another version of Triton may have a few more
 REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has
 NOP, EXIT, SPILLS = 0x918, 0x94D, (0x983, 0x387)  # operations in the low 12 bits of an instruction; LDL and STL
 
@@ -100,13 +100,13 @@ def resources(compiled: Any) -> tuple[int, int, int]:  # noqa: ANN401
 
 
 def has_races(ttgir: str) -> bool:
-    """Return whether several threads write an element: stores divide an array in different ways, without a barrier."""
+    """Return whether two threads write an element: stores divide tiles of an array differently, without a barrier."""
     origins = dict(re.findall(r"(%[\w#]+) = [\w.]+ (%[\w#]+)", ttgir))  # of pointers, whose operation has them first
-    layouts: dict[str, set[str]] = {}
-    for pointer, layout in re.findall(r"tt\.store (%[\w#]+), .* tensor<.*!tt\.ptr<.*(#\w+)>", ttgir):
+    layouts: dict[tuple[str, str], set[str]] = {}  # tiles of different sizes are different parts of the array
+    for pointer, size, layout in re.findall(r"tt\.store (%[\w#]+), .* tensor<([\dx]+)!tt\.ptr<.*(#\w+)>", ttgir):
         while pointer in origins:
             pointer = origins[pointer]
-        layouts.setdefault(pointer, set()).add(layout)
+        layouts.setdefault((pointer, size), set()).add(layout)
     return "barrier" not in ttgir and any(len(ways) > 1 for ways in layouts.values())
 
 

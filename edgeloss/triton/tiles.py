@@ -66,9 +66,9 @@ class Grid(NamedTuple):
     smoothing: Any  # of labels
 
 
-def tile_of(pixels: int, on_device: int, most: int = 2**14) -> int:
+def tile_of(pixels: int, on_device: int) -> int:
     """Return how many pixels a program has; the interpreter, which takes time by operation, gets more at once."""
-    return max(16, min(power_of_2(pixels), most)) if INTERPRETED else on_device
+    return max(16, min(power_of_2(pixels), 2**14)) if INTERPRETED else on_device
 
 
 def power_of_2(number: int) -> int:

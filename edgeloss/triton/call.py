@@ -30,11 +30,11 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     """Return what kernels know of a call of such labels, but for its weights."""
     size = Size.of(shape[1:])
     radius = clipped(numbers.radius, (1, *size))
-    sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
+    sizes = Size(*constants(radius)), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
-    constants = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
-    return Grid(size, *sizes, *counts, None, None, *constants)
+    of_call = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
+    return Grid(size, *sizes, *counts, None, None, *of_call)
 
 
 class Call:
@@ -123,8 +123,8 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
         nearest = call.empty(target.numel(), dtype=torch.int64)
         call.over_labels(labels.find_in_rows_kernel, maps.label, nearest, constant(reach[-1]))
-        rows = Size.constant((*reach[:2], 0)), constant((2 * reach[0] + 1) * (2 * reach[1] + 1))
-        given = maps.label, nearest, maps.field, *rows, Size.constant(numbers.spacing)
+        rows = Size(*constants((*reach[:2], 0))), constant((2 * reach[0] + 1) * (2 * reach[1] + 1))
+        given = maps.label, nearest, maps.field, *rows, Size(*constants(numbers.spacing))
         call.over_labels(labels.find_distances_kernel, *given)
     call.over_labels(labels.find_sides_kernel, maps, call.given.edge_class_weight, counts, sums)
     call.over_labels(labels.weigh_pixels_kernel, maps)

@@ -41,11 +41,6 @@ class Size(NamedTuple):
         """Return the size of two or three axes."""
         return cls(*(1,) * (3 - len(shape)), *shape)
 
-    @classmethod
-    def constant(cls, values: Sequence[float]) -> Size:
-        """Return three numbers that kernels are compiled for."""
-        return cls(*constants(values))
-
 
 class Grid(NamedTuple):
     """What kernels know of a call; what is Any is a constant, which they are compiled for."""

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.tiles import Size, launch, tile, tile_of
+from edgeloss.triton.tiles import Size, cdiv, constant, launch, power_of_2, tile, tile_of
 
 PART = 2**28  # bytes of gradients at the resolution of the labels at a time
 
@@ -51,7 +51,7 @@ def _along(low: int, high: int, dtype: torch.dtype, device: torch.device) -> tup
     at, exists = pixel.clamp(max=high - 1), pixel < high
     back = torch.where(first[at] == i, 1 - weight[at], torch.where(first[at] == i - 1, weight[at], 0.0)) * exists
     first, weight, begin, back = (values.to(device) for values in (first.int(), weight, begin.int(), back))
-    return Taps(first, weight, 0), Adjoint(begin, back.T.contiguous(), tl.constexpr(most))
+    return Taps(first, weight, 0), Adjoint(begin, back.T.contiguous(), constant(most))
 
 
 def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Taps, ...]:
@@ -89,7 +89,7 @@ def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:  # noqa: ANN
         of_pixels = gradient.flatten(2) if axis == axes[-1] else call.empty(*values.shape[:2], math.prod(size))
         g, (_, along) = call.logits_in(of_pixels), _along(places, high, call.dtype, values.device)
         block = tile_of(places * inner, 128)
-        columns = min(block, triton.next_power_of_2(inner))
+        columns = min(block, power_of_2(inner))
         rows = block // columns
-        given = values, g, along, lines, high, places, inner, tl.constexpr(rows)
-        launch(adjoint_kernel, maps * lines * triton.cdiv(places, rows), inner, columns, *given, warps=1)
+        given = values, g, along, lines, high, places, inner, constant(rows)
+        launch(adjoint_kernel, maps * lines * cdiv(places, rows), inner, columns, *given, warps=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
+from edgeloss.opaque import save, saved
 from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import (
     REGION,
@@ -195,7 +197,8 @@ class _EdgeLoss(torch.autograd.Function):
         loss: list[Tensor],
         factors: Scalars,
     ) -> Tensor:
-        _save(ctx, kernels, given, returned)
+        ctx.save_for_backward(logits, *given[2:6], *returned[_COUNT:])
+        ctx.backward, ctx.numbers = kernels.edge_loss_backward.default, (given.integers, given.reals)
         ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
         return loss[0]
 
@@ -208,10 +211,9 @@ class _EdgeLoss(torch.autograd.Function):
             slope, factors, weight = scalar(grad), ctx.factors, ctx.region_weight
             slopes = slope * factors if isinstance(factors, Tensor) else vector([slope * x for x in factors], weight)
             given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
-        if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, state, *given), 6)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, state, *given), 6)
+        # With autograd where there is one: the operator refuses to be differentiated twice.
+        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
+            return ctx.backward(*given, *state, *ctx.numbers), None, None, None, None, None
 
 
 def _of_map(
@@ -254,42 +256,11 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
     return *new_outputs(inputs, numbers), label, logits.new_empty(memory, dtype=torch.uint8)
 
 
-def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    _save(ctx, kernels, EdgeLossInputs(*inputs), output)
-    ctx.mark_non_differentiable(Outputs(*output[:_COUNT]).maps)
-    ctx.set_materialize_grads(False)
-
-
-def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
-    tensors = given.logits, given.weight, given.pixel_weight, given.edge_class_weight, given.distance
-    ctx.kernels = kernels
-    ctx.save_for_backward(*tensors, *returned[_COUNT:])
-    ctx.numbers = given.integers, given.reals
-
-
-def _edge_loss_backward(
-    ctx: Any,  # noqa: ANN401
-    sums: Tensor | None,
-    edge_counts: None = None,
-    region: Tensor | None = None,
-    *others: None,
-) -> tuple[Tensor | None, ...]:
-    state = ctx.saved_tensors
-    terms = state[0].new_zeros(3, dtype=torch.float64) if sums is None else sums[TERM_ROWS]
-    return _only(_gradient(ctx, state, terms, region), len(EdgeLossInputs._fields))
-
-
-def _gradient(ctx: Any, state: Sequence[Tensor], terms: Tensor, region: Tensor | None) -> Tensor:  # noqa: ANN401
-    """Return the gradient of the logits from those of the sums of the terms, and of R of each image."""
-    gradient: Tensor = ctx.kernels.edge_loss_backward.default(
-        terms.contiguous(), _contiguous(region), *state, *ctx.numbers
-    )
-    return gradient
-
-
-def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
-    """Return the gradients of an operator that has one of its first argument alone."""
-    return (gradient, *(None for _ in range(1, arguments)))
+def _gradients_of_sums(
+    sums: Tensor | None, edge_counts: None, region: Tensor | None, *others: None
+) -> tuple[Tensor, Tensor | None]:
+    terms = sums[TERM_ROWS].contiguous() if sums is not None else region.new_zeros(REGION)  # type: ignore[union-attr]
+    return terms, _contiguous(region)
 
 
 def _gathered_terms_fake(
@@ -299,38 +270,17 @@ def _gathered_terms_fake(
     return tuple(logits.new_empty(shape) for shape in ((2, *label.shape), (2, pixels), (pixels, 2, 3)))
 
 
-def _gathered_terms_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    *tensors, ctx.power, ctx.radius = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-
-
-def _gathered_terms_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    gradient = operators.gathered_terms_backward(grad.contiguous(), *ctx.saved_tensors, ctx.power, ctx.radius)
-    return _only(gradient, arguments=6)
-
-
 def _neighbor_nll_fake(
     logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
 ) -> tuple[Tensor, ...]:
     value = logits.new_empty((logits.shape[0], *logits.shape[2:]), dtype=result_dtype(logits))
     pixels = value.numel()
-    return (
-        value,
-        value.new_empty((2, pixels)),
-        value.new_empty((1, pixels), dtype=weight.dtype),
-        value.new_empty((pixels, 3)),
-    )
+    largest = weight.new_empty((1, pixels))
+    return value, value.new_empty((2, pixels)), largest, value.new_empty((pixels, 3))
 
 
-def _neighbor_nll_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, index, weight, _, radius = inputs
-    ctx.save_for_backward(logits, index, weight, *output[1:])
-    ctx.radius = radius
-
-
-def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    gradient = operators.neighbor_nll_backward(grad.contiguous(), *ctx.saved_tensors, ctx.radius)
-    return _only(gradient, arguments=5)
+def _gradient_of_first(of_first: Tensor, *others: None) -> tuple[Tensor]:
+    return (of_first.contiguous(),)
 
 
 def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
@@ -339,28 +289,48 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
 
 def register(namespace: str) -> None:
     """Register shapes and derivatives of the operators of a namespace."""
-    _register_loss(namespace, _edge_loss_fake, torch.empty_like)
-    for name, fake, backward, setup_context in (
-        ("gathered_terms", _gathered_terms_fake, _gathered_terms_backward, _gathered_terms_setup_context),
-        ("neighbor_nll", _neighbor_nll_fake, _neighbor_nll_backward, _neighbor_nll_setup_context),
-    ):
-        torch.library.register_fake(f"{namespace}::{name}", fake)
-        torch.library.register_autograd(f"{namespace}::{name}", backward, setup_context=setup_context)
-        torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: torch.empty_like(args[1]))
-        torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
+    _register(namespace, "edge_loss", _edge_loss_fake, _gradients_of_sums)
+    _register(namespace, "gathered_terms", _gathered_terms_fake, _gradient_of_first)
+    _register(namespace, "neighbor_nll", _neighbor_nll_fake, _gradient_of_first)
 
 
-def _register_loss(
-    namespace: str, fake: Callable[..., tuple[Tensor, ...]], new_gradient: Callable[[Tensor], Tensor]
+def _register(
+    namespace: str,
+    name: str,
+    fake: Callable[..., tuple[Tensor, ...]],
+    gradients: Callable[..., tuple[Tensor | None, ...]],
+    new_gradient: Callable[[Tensor], Tensor] = torch.empty_like,
 ) -> None:
-    save = partial(_setup_context, getattr(torch.ops, namespace))
-    torch.library.register_fake(f"{namespace}::edge_loss", fake)
-    torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=save)
-    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: new_gradient(args[2]))
-    torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
+    """Register the shapes of an operator, and its derivative, the operator of that name and ``_backward``.
+
+    This one takes what ``gradients`` makes of those of the results, and then the arguments and results that it names.
+    """
+    operator, backward = (getattr(getattr(torch.ops, namespace), n).default for n in (name, f"{name}_backward"))
+    names = [value.name for value in (*operator._schema.arguments, *operator._schema.returns)]
+    takes = [argument.name for argument in backward._schema.arguments]
+    read, place = [names.index(name) for name in takes if name in names], takes.index("logits")
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+        values = (*inputs, *output)
+        save(ctx, [values[i] for i in read])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        return backward(*gradients(*grads), *saved(ctx)), *(None for _ in operator._schema.arguments[1:])
+
+    torch.library.register_fake(f"{namespace}::{name}", fake)
+    torch.library.register_autograd(f"{namespace}::{name}", differentiate, setup_context=setup_context)
+    torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: new_gradient(args[place]))
+    torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
 
 
-_register_loss(triton_operators.NAMESPACE, triton_operators.fake, triton_operators.new_gradient)
+_register(
+    triton_operators.NAMESPACE,
+    "edge_loss",
+    triton_operators.fake,
+    _gradients_of_sums,
+    triton_operators.new_gradient,
+)
 if not library.MISSING:
     importlib.import_module("edgeloss._C")
     register("edgeloss")

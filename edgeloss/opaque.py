@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,6 +14,18 @@ R = TypeVar("R", Tensor, tuple[Tensor, Tensor])
 
 # The state of a thread in which autograd records; in an operator it does not.
 _RECORDING = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def save(ctx: Any, values: Sequence[Any]) -> None:  # noqa: ANN401
+    """Store tensors and other values for a backward pass."""
+    ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
+    ctx.others = [None if isinstance(value, Tensor) else (value,) for value in values]
+
+
+def saved(ctx: Any) -> list[Any]:  # noqa: ANN401
+    """Return what :func:`save` has stored."""
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if other is None else other[0] for other in ctx.others]
 
 
 def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -44,12 +56,10 @@ def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]]
         backward.register_fake(lambda grads, x, *_: torch.empty_like(x))
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: R) -> None:  # noqa: ANN401
-            ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
-            ctx.others = [None if isinstance(value, Tensor) else (value,) for value in inputs]
+            save(ctx, inputs)
 
         def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-            saved = iter(ctx.saved_tensors)
-            inputs: list[Any] = [next(saved) if other is None else other[0] for other in ctx.others]
+            inputs = saved(ctx)
             return (backward(list(grads), *inputs), *(None for _ in inputs[1:]))
 
         operator.register_autograd(differentiate, setup_context=setup_context)

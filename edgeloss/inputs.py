@@ -50,8 +50,8 @@ class Inputs(NamedTuple):
         logits: [B, C, *S'] of any floating dtype, C ≥ 1; S' may be of lower resolution than S.
         target: [B, *S] of any dtype of labels.
         weight: class weights of the cross-entropy [max(2, C)], of a multilabel call [2C].
-        edge_class_weight: u of each class, as ``weight``.
         pixel_weight: v [B, *S], 0 on ignored pixels.
+        edge_class_weight: u of each class, as ``weight``.
         distance: a user-supplied field d [B, *S].
         normalizer: user-supplied denominators (W, E), 0-d each.
         multilabel_classes: C of a multilabel call, None of others.
@@ -63,8 +63,8 @@ class Inputs(NamedTuple):
     logits: Tensor
     target: Tensor
     weight: Tensor | None
-    edge_class_weight: Tensor | None
     pixel_weight: Tensor | None
+    edge_class_weight: Tensor | None
     distance: Tensor | None
     normalizer: tuple[Tensor, Tensor] | None
     multilabel_classes: int | None
@@ -129,8 +129,8 @@ def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given)
         logits,
         target,
         w,
-        u,
         pixel_weight,
+        u,
         distance,
         None if normalizer is None else _normalizer_tensors(normalizer, logits.device, validate),
         classes if multilabel else None,

@@ -26,7 +26,7 @@ from edgeloss.inputs import (
 from edgeloss.neighborhoods import Grid, offsets
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Backend, check_option, radius_per_axis, suggest_keywords
-from edgeloss.reference import negative_log_mean, take
+from edgeloss.reference import negative_log_mean
 
 
 @suggest_keywords
@@ -158,15 +158,16 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     center = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, center, radius)
     pixels, at = torch.unique(n, return_inverse=True)  # a pixel is the neighbor of many
-    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
+    logits = x.movedim(1, -1).reshape(-1, x.shape[1]).index_select(0, pixels)
     if index.dim() < x.dim():
-        a = take(logits.log_softmax(1).flatten(), at * x.shape[1] + index.flatten()[center][row])
+        chosen = at * x.shape[1] + index.flatten()[center][row]
+        a = logits.log_softmax(1).flatten().index_select(0, chosen)
     else:
         chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[center]
         log_sum = _log_sum_of_chosen(logits, torch.ones_like(logits, dtype=torch.bool))
 
         def log_chosen(row: Tensor, at: Tensor) -> Tensor:
-            return _log_sum_of_chosen(take(logits, at), chosen[row]) - take(log_sum, at)
+            return _log_sum_of_chosen(logits.index_select(0, at), chosen[row]) - log_sum.index_select(0, at)
 
         # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
         parts = zip(*(torch.split(values, max(1, len(center))) for values in (row, at)), strict=True)

@@ -58,18 +58,10 @@ def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
 
 @opaque_to_compilers(lambda y, *_: y.new_empty(y.shape, dtype=widest(y.device)))
 def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """Return d [B, *S] at the pixels of the bool mask ``read``, inf elsewhere; see :func:`local_distance`."""
-    at = read.flatten().nonzero().squeeze(1)
-    distance = torch.full((y.numel(),), math.inf, dtype=widest(y.device), device=y.device)
-    distance[at] = local_distance(y, valid, at, radius, spacing)
-    return distance.view_as(y)
+    """Return d [B, *S] at the valid pixels of the mask ``read``, by a search in the labels, and inf elsewhere.
 
-
-def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """Return d at the valid pixels ``at``, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
-
-    A neighbor n of an edge pixel i is never beyond: n is within ‖radius · spacing‖ of i, and so is some pixel j with
-    y_j ≠ y_i; y_i or y_j differs from y_n.
+    It is inf beyond 2 ‖radius · spacing‖. A neighbor n of an edge pixel i is never beyond: n is within
+    ‖radius · spacing‖ of i, and so is some pixel j with y_j ≠ y_i; y_i or y_j differs from y_n.
     """
 
     def length(offset: Sequence[int]) -> float:
@@ -78,9 +70,9 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
     limit = 2 * length(radius)
     reach = clipped([math.ceil(limit / s) for s in spacing], y.shape)
     window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
-    grid, y_flat = Grid(valid, reach), y.flatten()
-    d = torch.full(at.shape, math.inf, dtype=widest(y.device), device=y.device)
-    left, place, label = torch.arange(len(at), device=y.device), grid.place(at), y_flat[at]
+    grid, y_flat, left = Grid(valid, reach), y.flatten(), read.flatten().nonzero().squeeze(1)
+    d = torch.full(y_flat.shape, math.inf, dtype=widest(y.device), device=y.device)
+    place, label = grid.place(left), y_flat[left]
     for distance, ring in itertools.groupby(window, key=length):  # from near to far
         for offset in ring:
             row, n = grid.neighbors(place, offset)
@@ -89,7 +81,7 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
         left, place, label = left[still], place[still], label[still]
         if not len(left):
             break
-    return d
+    return d.view_as(y)
 
 
 # ------------------------------------------------------------------------------------------------------------- windows

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
@@ -233,8 +234,9 @@ class _Point:
         floating = [y for y in results if _is_floating(y)]
         if not floating:
             raise TypeError(f"fn: expected at least one floating tensor as its result, but got {_listed(results)}")
-        self.outputs = dict(enumerate([y for y in floating if y.requires_grad] or floating))
-        self.values = _flat(self.outputs.values())
+        outputs = [y for y in floating if y.requires_grad] or floating
+        self.values = _flat(outputs)
+        self.columns, self.rows = _places(self.leaves), _places(dict(enumerate(outputs)))
 
     def jacobian(self) -> Tensor:
         """Return autograd's Jacobian in float64, one row per output element."""
@@ -247,7 +249,7 @@ class _Point:
 
     def message(self, kind: str, row: int, column: int, expected: str, got: str) -> str:
         """Describe an element of the Jacobian that is not right."""
-        (number, position), (output, place) = _locate(column, self.leaves), _locate(row, self.outputs)
+        (number, position), (output, place) = self.columns[column], self.rows[row]
         return f"{kind}: input {number} at {position}, output {output} at {place}: expected {expected}, but got {got}"
 
 
@@ -274,7 +276,7 @@ def _precision_problem(point: _Point, exact: Tensor, tolerance: _Tolerance) -> s
     failures, row, column = _worst(got, exact, tolerance.atol + rtol * exact.abs().amax(dim=1, keepdim=True))
     if not failures:
         return None
-    dtype = point.leaves[_locate(column, point.leaves)[0]].dtype
+    dtype = point.leaves[point.columns[column][0]].dtype
     values = f"{exact[row, column]:.6g}, the gradient in float64", f"{got[row, column]:.6g} in {dtype_name(dtype)}"
     return point.message("precision", row, column, *values)
 
@@ -289,11 +291,11 @@ def _explain_failure(fn: Callable[..., Any], inputs: list[Any], tolerance: _Tole
         return "not deterministic: calls of fn with equal inputs differ; check for dropout in training mode"
     if not y.isfinite().all():
         row = int(y.isfinite().int().argmin())
-        number, position = _locate(row, point.outputs)
+        number, position = point.rows[row]
         return f"not finite: output {number} at {position} is {y[row]}; pass inputs for which fn is finite"
 
     def slope(column: int, low: float, high: float) -> Tensor:
-        number, position = _locate(column, point.leaves)
+        number, position = point.columns[column]
 
         def moved(step: float) -> Tensor:
             x = inputs[number].detach().clone()
@@ -360,13 +362,9 @@ class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _locate(k: int, tensors: Mapping[int, Tensor]) -> tuple[int, list[int]]:
-    """Return the number of the tensor with the k-th of all elements, and the position there."""
-    for number, tensor in tensors.items():
-        if k < tensor.numel():
-            return number, [int(j) for j in torch.unravel_index(torch.tensor(k), tensor.shape)]
-        k -= tensor.numel()
-    raise IndexError(k)
+def _places(tensors: Mapping[int, Tensor]) -> list[tuple[int, list[int]]]:
+    """Return the number of the tensor of each of all elements, and the position there."""
+    return [(number, list(place)) for number, tensor in tensors.items() for place in np.ndindex(*tensor.shape)]
 
 
 def _is_floating(x: object) -> bool:

@@ -59,7 +59,7 @@ def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]]
             save(ctx, inputs)
 
         def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-            inputs = saved(ctx)
+            inputs: list[Any] = saved(ctx)
             return (backward(list(grads), *inputs), *(None for _ in inputs[1:]))
 
         operator.register_autograd(differentiate, setup_context=setup_context)

@@ -267,7 +267,7 @@ def log_terms(x: Tensor, y: Tensor, n: Tensor, k: Tensor) -> Tensor:
     keys, at = torch.unique(n * x.shape[1] + k, return_inverse=True)  # a pixel is the neighbor of many
     n, k = keys // x.shape[1], keys % x.shape[1]
     margin = margins(x, n, k)
-    return take(F.logsigmoid(torch.where(y[n] == k, margin, -margin)), at)
+    return F.logsigmoid(torch.where(y[n] == k, margin, -margin)).index_select(0, at)
 
 
 def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
@@ -275,7 +275,7 @@ def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
 
     def term(chosen: Tensor) -> Tensor:
         at = chosen.nonzero().squeeze(1)
-        return negative_log_mean(take(t, at), pairs.log_w[at], pairs.row[at], len(pairs.center), power)
+        return negative_log_mean(t.index_select(0, at), pairs.log_w[at], pairs.row[at], len(pairs.center), power)
 
     return term(pairs.is_same), term(~pairs.is_same)
 
@@ -292,7 +292,7 @@ def margins(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
     classes, pixels = x.shape[1], math.prod(x.shape[2:])
     first = n + n // pixels * (classes - 1) * pixels
     place = first[:, None] + pixels * torch.arange(classes, device=n.device)
-    logits = take(x.flatten(), place.flatten()).view(-1, classes)
+    logits = x.flatten().index_select(0, place.flatten()).view(-1, classes)
     others = logits.scatter(1, k[:, None], -math.inf)
     top = others.detach().amax(1, keepdim=True)
     shift = top.clamp(min=torch.finfo(x.dtype).min)
@@ -338,11 +338,3 @@ def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: 
         mean = torch.where(near, center + add(pi * torch.expm1(small)).log1p() / power, far)
     mean = mean - mean.detach().clamp(min=0)  # M ≤ 1: rounding must not make the loss negative
     return t.new_zeros(count).index_copy(0, present, -mean)
-
-
-# ---------------------------------------------------------------------------------------------------------------- tools
-
-
-def take(values: Tensor, index: Tensor) -> Tensor:
-    """Return values[index] along dim 0, with a reproducible backward pass."""
-    return values.index_select(0, index)

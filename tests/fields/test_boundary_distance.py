@@ -95,14 +95,6 @@ def test_bool_masks_and_no_ignored_label() -> None:
     assert boundary_distance(np.array([[[-1, -1, -1, 255]]]), ignore_index=None).tolist() == [[[3, 2, 1, 1]]]
 
 
-def test_max_distance() -> None:
-    y = regions(17, 23, classes=3)
-    whole = boundary_distance(y, ignore_index=255)
-    near = boundary_distance(y, ignore_index=255, max_distance=3.0)
-    assert (whole > 3).any()
-    np.testing.assert_array_equal(near, np.where(whole <= 3, whole, np.inf))
-
-
 @by_backend
 @pytest.mark.parametrize(
     ("size", "radius", "spacing"),

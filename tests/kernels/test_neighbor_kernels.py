@@ -208,30 +208,13 @@ def test_nothing_at_all(shape: tuple[int, ...], device: str) -> None:
 
 
 @each_kind
-def test_same_bits_for_every_number_of_threads(kind: str) -> None:
-    x, index, weight = scene((70, 90), 19, kind)
-    results, x = [], x.float().requires_grad_()
-    for threads in (1, 2, 3, 1):
-        torch.set_num_threads(threads)
-        value = neighbor_nll(x, index, weight)
-        results.append((value, *torch.autograd.grad(value.sum(), x)))
-    torch.set_num_threads(1)
-    for found in results[1:]:
-        torch.testing.assert_close(found, results[0], rtol=0, atol=0)
-
-
-@each_kind
 def test_autograd(kind: str, kernels: str) -> None:
-    inputs = scene((5, 9), 19, kind, kernels)
-    before, (x, index, weight) = [value.clone() for value in inputs], inputs
+    x, index, weight = scene((5, 9), 19, kind, kernels)
     x, weight = x.to(memory_format=torch.channels_last).requires_grad_(), weight.requires_grad_()
     value = neighbor_nll(x, index, weight, backend="fused")
     gradient, of_weight = torch.autograd.grad(value.sum(), (x, weight), create_graph=True, allow_unused=True)
     assert of_weight is None
     assert gradient.stride() == x.stride()
-    with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
-        torch.autograd.grad(gradient.sum(), x)
-    assert all(torch.equal(value, other) for value, other in zip((x, index, weight), before, strict=True))
     mask = torch.ones(2, 5, 9, dtype=torch.bool, device=kernels)
     if kind == "index":  # of the reference; torch.func has no hooks, by which the other one saves memory
         found = torch.func.grad(lambda logits: neighbor_nll(logits, index, weight, mask).sum())(x.detach())

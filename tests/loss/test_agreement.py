@@ -58,6 +58,8 @@ LARGE = MANY | {"size": ((34, 34), (65, 65)), "channels": 19, "radius": 9, "deca
 ROWS = rows()
 ROWS += [ROWS[0] | given | {"power": power} for given in (MANY, WIDE) for power in (0.0, -1.0)]
 ROWS += [ROWS[0] | STEP | {"power": 0.0, "radius": radius} for radius in (4, 5, 7, 8, 9, 16, 17)]
+# Groups of 8 pixels that are wider than the image, behind which there is nothing, next to pixels of two classes.
+ROWS += [ROWS[0] | STEP | {"size": ((2, 2), (73, 73)), "power": 0.0, "radius": 11}]
 ROWS += [ROWS[1] | LARGE, ROWS[2] | MANY | {"channels": 1000, "radius": 1}]
 # A gradient that half precision holds only after a gradient scaler's factor.
 SCALED = MANY | {"size": ((24, 24), (30, 30)), "channels": 5, "dtype": torch.float16, "radius": 1}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgeloss import fused, library, reference, region
 from edgeloss.from_labels import EdgeWeights, balanced_edge_class_weight, check_distance, edge_weights, normalizers
-from edgeloss.inputs import Given, Inputs, check_inputs, check_labels, check_values, result_dtype
+from edgeloss.inputs import Given, Inputs, check_inputs, check_labels_of, check_values, result_dtype
 from edgeloss.neighbor_nll import neighbor_nll
 from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
@@ -179,7 +179,7 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, return_maps: boo
         return fused.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)  # it checks the labels
     check_values("logits", inputs.logits)
     if options.validate != "never":
-        check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
+        check_labels_of(inputs, options)
     regions = None
     if options.region_weight > 0:
         # Of half precision, the gradients of all terms are rounded as one sum.

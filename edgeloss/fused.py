@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
-from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
+from edgeloss.inputs import Inputs, check_labels_of, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.opaque import save, saved
 from edgeloss.options import NO_POWER, Options
@@ -67,7 +67,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels; labels are checked too."""
     logits, uses_triton = inputs.logits, library.uses_triton(inputs.logits)
     if uses_triton and is_checked(inputs.target, options.validate):
-        _check_labels(inputs, options)
+        check_labels_of(inputs, options)
     numbers = _numbers(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     if numbers.gathers and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
         logits = readable_logits(logits, inputs.labels()[1])
@@ -92,9 +92,9 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
     else:
         with torch._C._AutoDispatchBelowAutograd():
             returned = kernels.edge_loss.default(*given)
-        attach = partial(_attach, kernels, given, returned)
+        attach = partial(_attach, kernels.edge_loss_backward.default, given, returned)
         if not uses_triton and is_checked(inputs.target, options.validate) and returned[0][SumRow.WRONG] > 0:
-            _check_labels(inputs, options)
+            check_labels_of(inputs, options)
     outputs = Outputs(*returned[:_COUNT])
     counts = None
     if count_edges:
@@ -102,10 +102,6 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
     of_pixels = _loss_maps(inputs, options, outputs.maps, returned[-1], edges=edges) if maps else None
     return Evaluation(outputs.sums, of_pixels, counts, regions, attach)
-
-
-def _check_labels(inputs: Inputs, options: Options) -> None:
-    check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
 
 
 def _loss_maps(inputs: Inputs, options: Options, maps: Tensor, memory: Tensor, *, edges: bool) -> LossMaps:
@@ -171,16 +167,12 @@ def gathered_terms(
 
 
 def _attach(
-    kernels: Any,  # noqa: ANN401
-    given: EdgeLossInputs,
-    returned: Sequence[Tensor],
-    loss: Tensor,
-    factors: Scalars,
+    backward: Callable[..., Tensor], given: EdgeLossInputs, returned: Sequence[Tensor], loss: Tensor, factors: Scalars
 ) -> Tensor:
     if not given.logits.requires_grad or not torch.is_grad_enabled():
         return loss
     # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
-    attached: Tensor = _EdgeLoss.apply(given.logits, kernels, given, returned, [loss], factors)  # type: ignore[no-untyped-call]
+    attached: Tensor = _EdgeLoss.apply(given.logits, backward, given, returned, [loss], factors)  # type: ignore[no-untyped-call]
     return attached
 
 
@@ -191,14 +183,14 @@ class _EdgeLoss(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         logits: Tensor,
-        kernels: Any,  # noqa: ANN401
+        backward: Callable[..., Tensor],
         given: EdgeLossInputs,
         returned: Sequence[Tensor],
         loss: list[Tensor],
         factors: Scalars,
     ) -> Tensor:
         ctx.save_for_backward(logits, *given[2:6], *returned[_COUNT:])
-        ctx.backward, ctx.numbers = kernels.edge_loss_backward.default, (given.integers, given.reals)
+        ctx.backward, ctx.numbers = backward, (given.integers, given.reals)
         ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
         return loss[0]
 

@@ -7,6 +7,7 @@ does not fit. Under torch.compile a condition on values becomes an assertion of 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -294,20 +295,16 @@ def check_pair(
     if target.shape == logits.shape[: 1 + multilabel] + logits.shape[2:]:
         return
     lead, size, got = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:]), list(target.shape)
-    expected = [*lead, *size]
+    expected, high = [*lead, *size], got[len(lead) :]
     fits_but_for_size = len(got) == len(expected) and got[: len(lead)] == lead
-    if upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :]):
+    # No axis may shrink, and none of the logits be empty unless the labels are.
+    if upsample and fits_but_for_size and (0 not in size or 0 in high) and all(map(operator.le, size, high)):
         return
     hint = hints.of_shapes(name, logits.shape, target.shape, upsample=upsample, multilabel=multilabel)
     wanted = str(expected)
     if upsample:
         wanted = f"[{', '.join(map(str, lead))}, *size] of at least the logits' resolution {size}"
     raise ValueError(f"{name}: expected {wanted} for logits {list(logits.shape)}, but got {got}{hint}")
-
-
-def _is_upsampled(low: Sequence[int], high: Sequence[int]) -> bool:
-    """Return whether no axis shrinks, and none is empty unless the result is."""
-    return all(a <= b for a, b in zip(low, high, strict=True)) and (0 not in low or 0 in high)
 
 
 def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None, *, name: str = "target") -> None:
@@ -332,6 +329,11 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
         f"{name}: expected labels {expected}, but got {value} at {_pixels(count)},"
         f" first at {first}{f', and other labels out of range at {_pixels(others)} more' if others else ''}"
     )
+
+
+def check_labels_of(inputs: Inputs, options: Options) -> None:
+    """Check the labels of a call; waits for the device."""
+    check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
 
 
 def _flat_class_weight(

@@ -168,7 +168,7 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
         monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("a step read values"))
     monkeypatch.setattr(library, "interprets", True)
     monkeypatch.setattr(library, "_WRONG", {})
-    monkeypatch.setattr(fused, "check_labels", lambda *_: None)  # of labels on a CPU
+    monkeypatch.setattr(fused, "check_labels_of", lambda *_: None)  # of labels on a CPU
     with mode:
         x, y, given = call(4)
         x = x.detach()[..., :: 2 if "upsample" in options else 1, :].contiguous().requires_grad_()

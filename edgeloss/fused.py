@@ -16,7 +16,7 @@ from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
 from edgeloss.inputs import Inputs, check_labels_of, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
-from edgeloss.opaque import save, saved
+from edgeloss.opaque import register_derivative
 from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import (
     REGION,
@@ -248,11 +248,8 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
     return *new_outputs(inputs, numbers), label, logits.new_empty(memory, dtype=torch.uint8)
 
 
-def _gradients_of_sums(
-    sums: Tensor | None, edge_counts: None, region: Tensor | None, *others: None
-) -> tuple[Tensor, Tensor | None]:
-    terms = sums[TERM_ROWS].contiguous() if sums is not None else region.new_zeros(REGION)  # type: ignore[union-attr]
-    return terms, _contiguous(region)
+def _gradients_of_sums(sums: Tensor, edge_counts: None, region: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+    return sums[TERM_ROWS].contiguous(), region.contiguous() if region.numel() else None
 
 
 def _gathered_terms_fake(
@@ -271,7 +268,7 @@ def _neighbor_nll_fake(
     return value, value.new_empty((2, pixels)), largest, value.new_empty((pixels, 3))
 
 
-def _gradient_of_first(of_first: Tensor, *others: None) -> tuple[Tensor]:
+def _gradient_of_first(of_first: Tensor, *others: Tensor) -> tuple[Tensor]:
     return (of_first.contiguous(),)
 
 
@@ -286,43 +283,13 @@ def register(namespace: str) -> None:
     _register(namespace, "neighbor_nll", _neighbor_nll_fake, _gradient_of_first)
 
 
-def _register(
-    namespace: str,
-    name: str,
-    fake: Callable[..., tuple[Tensor, ...]],
-    gradients: Callable[..., tuple[Tensor | None, ...]],
-    new_gradient: Callable[[Tensor], Tensor] = torch.empty_like,
-) -> None:
-    """Register the shapes of an operator, and its derivative, the operator of that name and ``_backward``.
-
-    This one takes what ``gradients`` makes of those of the results, and then the arguments and results that it names.
-    """
-    operator, backward = (getattr(getattr(torch.ops, namespace), n).default for n in (name, f"{name}_backward"))
-    names = [value.name for value in (*operator._schema.arguments, *operator._schema.returns)]
-    takes = [argument.name for argument in backward._schema.arguments]
-    read, place = [names.index(name) for name in takes if name in names], takes.index("logits")
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-        values = (*inputs, *output)
-        save(ctx, [values[i] for i in read])
-        ctx.set_materialize_grads(False)
-
-    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        return backward(*gradients(*grads), *saved(ctx)), *(None for _ in operator._schema.arguments[1:])
-
-    torch.library.register_fake(f"{namespace}::{name}", fake)
-    torch.library.register_autograd(f"{namespace}::{name}", differentiate, setup_context=setup_context)
-    torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: new_gradient(args[place]))
+def _register(namespace: str, name: str, *given: Any) -> None:  # noqa: ANN401
+    register_derivative(namespace, name, *given)
     torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
 
 
-_register(
-    triton_operators.NAMESPACE,
-    "edge_loss",
-    triton_operators.fake,
-    _gradients_of_sums,
-    triton_operators.new_gradient,
-)
+_OF_TRITON = triton_operators.fake, _gradients_of_sums, triton_operators.new_gradient
+_register(triton_operators.NAMESPACE, "edge_loss", *_OF_TRITON)
 if not library.MISSING:
     importlib.import_module("edgeloss._C")
     register("edgeloss")

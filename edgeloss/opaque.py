@@ -1,8 +1,11 @@
-"""From functions with shapes that depend on data to operators in the graphs of torch.compile and torch.export."""
+"""From functions with shapes that depend on data to operators in the graphs of torch.compile and torch.export.
+
+The operators of the kernels have their shapes and derivatives registered in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,18 +17,6 @@ R = TypeVar("R", Tensor, tuple[Tensor, Tensor])
 
 # The state of a thread in which autograd records; in an operator it does not.
 _RECORDING = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
-
-def save(ctx: Any, values: Sequence[Any]) -> None:  # noqa: ANN401
-    """Store tensors and other values for a backward pass."""
-    ctx.save_for_backward(*(value for value in values if isinstance(value, Tensor)))
-    ctx.others = [None if isinstance(value, Tensor) else (value,) for value in values]
-
-
-def saved(ctx: Any) -> list[Any]:  # noqa: ANN401
-    """Return what :func:`save` has stored."""
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if other is None else other[0] for other in ctx.others]
 
 
 def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -40,9 +31,8 @@ def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]]
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         eager: Callable[..., R] = function
-        name = f"edgeloss::{function.__name__}"
-        operator = torch.library.custom_op(name, function, mutates_args=())
-        operator.register_fake(shapes)
+        name = function.__name__
+        operator = torch.library.custom_op(f"edgeloss::{name}", function, mutates_args=())
         arguments = torch.library.infer_schema(function, mutates_args=()).rpartition(" -> ")[0]
 
         def gradient(grads: list[Tensor], x: Tensor, *args: Any) -> Tensor:  # noqa: ANN401
@@ -52,17 +42,8 @@ def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]]
                 return torch.autograd.grad(values, leaf, grads)[0]
 
         schema = f"(Tensor[] grads, {arguments[1:]} -> Tensor"
-        backward = torch.library.custom_op(f"{name}_backward", gradient, mutates_args=(), schema=schema)
-        backward.register_fake(lambda grads, x, *_: torch.empty_like(x))
-
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: R) -> None:  # noqa: ANN401
-            save(ctx, inputs)
-
-        def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-            inputs: list[Any] = saved(ctx)
-            return (backward(list(grads), *inputs), *(None for _ in inputs[1:]))
-
-        operator.register_autograd(differentiate, setup_context=setup_context)
+        torch.library.custom_op(f"edgeloss::{name}_backward", gradient, mutates_args=(), schema=schema)
+        register_derivative("edgeloss", name, shapes, lambda *grads: (list(grads),))
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -71,3 +52,35 @@ def opaque_to_compilers(shapes: Callable[..., Any]) -> Callable[[Callable[P, R]]
         return call
 
     return decorate
+
+
+def register_derivative(
+    namespace: str,
+    name: str,
+    shapes: Callable[..., Any],
+    gradients: Callable[..., tuple[Any, ...]],
+    new_gradient: Callable[[Tensor], Tensor] = torch.empty_like,
+) -> None:
+    """Register the shapes of an operator, and as its derivative the operator of that name and ``_backward``.
+
+    This one takes what ``gradients`` makes of those of the results, then the arguments and results that it names, and
+    returns the gradient of the first argument.
+    """
+    operator, backward = (getattr(getattr(torch.ops, namespace), n).default for n in (name, f"{name}_backward"))
+    arguments, takes = operator._schema.arguments, [argument.name for argument in backward._schema.arguments]
+    names = [value.name for value in (*arguments, *operator._schema.returns)]
+    read, first = [names.index(name) for name in takes if name in names], takes.index(names[0])
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401
+        values = (*inputs, *output) if isinstance(output, tuple) else (*inputs, output)
+        ctx.save_for_backward(*(values[i] for i in read if isinstance(values[i], Tensor)))
+        ctx.others = [None if isinstance(values[i], Tensor) else (values[i],) for i in read]
+
+    def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if other is None else other[0] for other in ctx.others]
+        return backward(*gradients(*grads), *saved), *(None for _ in arguments[1:])
+
+    torch.library.register_fake(f"{namespace}::{name}", shapes)
+    torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: new_gradient(args[first]))
+    torch.library.register_autograd(f"{namespace}::{name}", differentiate, setup_context=setup_context)

@@ -20,7 +20,7 @@ from edgeloss.inputs import (
     label_maps,
     widest,
 )
-from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance, within_reach
+from edgeloss.neighborhoods import Grid, clipped, find_edges, neighbor_weights, within_reach
 from edgeloss.options import Options, Validate, check_count, check_in, suggest_keywords
 from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight
 
@@ -202,7 +202,7 @@ def edge_weights(
     y, valid = inputs.labels()
     mask = find_edges(y, valid, inputs.radius)
     vu = edge_pixel_weight(inputs, y, mask)
-    log_w = log_weights(neighbor_distance(inputs, y, valid, mask, decay), decay)
+    _, log_w = neighbor_weights(inputs, y, valid, mask, decay)
     weights = weigh_neighbors(y, valid, mask, log_w, vu, inputs.radius, max(2, inputs.logits.shape[1]))
     return weights._replace(same_side=inputs.as_given(weights.same_side))
 

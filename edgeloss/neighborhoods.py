@@ -30,25 +30,21 @@ def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     return valid & ((largest > label) | (smallest < label))
 
 
-def neighbor_distance(
+def neighbor_weights(
     inputs: Inputs, y: Tensor, valid: Tensor, mask: Tensor, decay: float | None, *, everywhere: bool = False
-) -> Tensor | None:
-    """Return d [B, *S] at the neighbors of the pixels of the mask, or everywhere; None without decay.
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return d and log w = -d / decay, [B, *S], at the neighbors of the pixels of the mask, or everywhere.
 
-    The field of the user is returned as it is.
+    The field of the user is returned as it is; log w is finite also where d is not. Both are None without decay.
     """
-    if decay is None or inputs.distance is not None:
-        return inputs.distance
-    radius = clipped(inputs.radius, y.shape)
-    read = valid if everywhere else valid & within_reach(mask, radius)
-    return distance_map(y, valid, read, radius, inputs.spacing)
-
-
-def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
-    """Return log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
-    if distance is None or decay is None:
-        return None
-    return -(distance.to(widest(distance.device)) / decay).clamp(max=FAR)
+    if decay is None:
+        return None, None
+    distance = inputs.distance
+    if distance is None:
+        radius = clipped(inputs.radius, y.shape)
+        read = valid if everywhere else valid & within_reach(mask, radius)
+        distance = distance_map(y, valid, read, radius, inputs.spacing)
+    return distance, -(distance.to(widest(distance.device)) / decay).clamp(max=FAR)
 
 
 def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:

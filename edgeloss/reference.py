@@ -41,8 +41,7 @@ from torch import Tensor
 
 from edgeloss.from_labels import weigh_neighbors
 from edgeloss.inputs import Inputs, widest
-from edgeloss.inputs import labels as labels
-from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
+from edgeloss.neighborhoods import Grid, clipped, find_edges, neighbor_weights
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import NO_POWER as NO_POWER
 from edgeloss.options import Options
@@ -80,8 +79,7 @@ def evaluate(
     radius, power = clipped(inputs.radius, y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     vu = edge_pixel_weight(inputs, y, mask)
-    distance = neighbor_distance(inputs, y, valid, mask, options.decay, everywhere=maps)
-    log_w = log_weights(distance, options.decay)
+    distance, log_w = neighbor_weights(inputs, y, valid, mask, options.decay, everywhere=maps)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
         find_terms = by_kernels if by_kernels and abs(power) > NO_POWER else edge_terms
@@ -257,17 +255,12 @@ def pairs_of(x: Tensor, y: Tensor, grid: Grid, center: Tensor, log_w: Tensor | N
     y_flat, (row, n) = y.flatten(), grid.pairs(center)
     k = y_flat[center][row]
     is_same = y_flat[n] == k
-    t = log_terms(x, y_flat, n, k)
+    keys, at = torch.unique(n * x.shape[1] + k, return_inverse=True)  # a pixel is the neighbor of many
+    pixel, of_class = keys // x.shape[1], keys % x.shape[1]
+    margin = margins(x, pixel, of_class)
+    t = F.logsigmoid(torch.where(y_flat[pixel] == of_class, margin, -margin)).index_select(0, at)
     w = t.new_zeros(t.shape) if log_w is None else log_w.flatten()[n]
     return Pairs(center, row, n, is_same, t, w)
-
-
-def log_terms(x: Tensor, y: Tensor, n: Tensor, k: Tensor) -> Tensor:
-    """Return log p_n(k) of pairs of a pixel n and its own class k = y_n, log(1 - p_n(k)) of others; y is flattened."""
-    keys, at = torch.unique(n * x.shape[1] + k, return_inverse=True)  # a pixel is the neighbor of many
-    n, k = keys // x.shape[1], keys % x.shape[1]
-    margin = margins(x, n, k)
-    return F.logsigmoid(torch.where(y[n] == k, margin, -margin)).index_select(0, at)
 
 
 def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:

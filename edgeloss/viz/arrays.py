@@ -269,8 +269,7 @@ def _examine_band(
     x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
     mask = torch.zeros_like(valid)
     mask[:, own] = neighborhoods.find_edges(y, valid, radius)[:, own]
-    distance = neighborhoods.neighbor_distance(checked, y, valid, mask, options.decay, everywhere=True)
-    log_w = neighborhoods.log_weights(distance, options.decay)
+    distance, log_w = neighborhoods.neighbor_weights(checked, y, valid, mask, options.decay, everywhere=True)
     pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     sides, near = find_neighbors(pairs, power, neighbors, y.shape[-1])

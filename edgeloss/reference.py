@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,8 +57,6 @@ from edgeloss.reduction import (
 )
 from edgeloss.reduction import LossMaps as LossMaps
 
-EdgeTerms: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # as `edge_terms`
-
 
 def evaluate(
     inputs: Inputs,
@@ -67,12 +65,12 @@ def evaluate(
     edges: bool,
     maps: bool,
     count_edges: bool = False,
-    by_kernels: EdgeTerms | None = None,
+    by_kernels: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> Evaluation:
     """Return everything of the loss but its reduction. Labels that are no class count as ignored.
 
-    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. Edge terms
-    with ``power`` ≠ 0 come from ``by_kernels``, if given, instead of :func:`edge_terms`.
+    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. If given,
+    ``by_kernels`` computes the edge terms instead of :func:`edge_terms`, with ``power`` ≠ 0.
     """
     y, valid = inputs.labels()
     x, v = readable_logits(inputs.logits, valid), inputs.pixel_weight
@@ -82,8 +80,7 @@ def evaluate(
     distance, log_w = neighbor_weights(inputs, y, valid, mask, options.decay, everywhere=maps)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
-        find_terms = by_kernels if by_kernels and abs(power) > NO_POWER else edge_terms
-        sides = find_terms(x, y, valid, mask, log_w, radius, power)
+        sides = (by_kernels or edge_terms)(x, y, valid, mask, log_w, radius, power)
         of_edges = torch.stack([weighted_total(side, vu) for side in sides])
     else:
         of_edges = edge_sums(x, y, valid, mask, log_w, vu, radius)

@@ -47,9 +47,7 @@ def test_exact(size: tuple[int, ...], spacing: Any) -> None:
     y = regions(*size, classes=3)
     field = boundary_distance(y, ignore_index=255, spacing=spacing)
     assert field.dtype == np.float32
-    np.testing.assert_allclose(
-        field, by_scipy(y, spacing or 1.0 if not isinstance(spacing, tuple) else spacing), rtol=1e-6
-    )
+    np.testing.assert_allclose(field, by_scipy(y, spacing or 1.0), rtol=1e-6)
 
 
 # Among them the largest and narrow images, for which the rounding of OpenCV is worst; the last one uses SciPy.

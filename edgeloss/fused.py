@@ -189,7 +189,8 @@ class _EdgeLoss(torch.autograd.Function):
         loss: list[Tensor],
         factors: Scalars,
     ) -> Tensor:
-        ctx.save_for_backward(logits, *given[2:6], *returned[_COUNT:])
+        weights = given.weight, given.pixel_weight, given.edge_class_weight
+        ctx.save_for_backward(logits, *weights, given.distance, *returned[_COUNT:])
         ctx.backward, ctx.numbers = backward, (given.integers, given.reals)
         ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
         return loss[0]

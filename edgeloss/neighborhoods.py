@@ -24,7 +24,8 @@ FAR = 1e38  # all distances beyond so many decays are as far: no difference of t
 def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     """Return E as a bool mask [B, *S]."""
     # Some label in the window differs from that of the center if and only if the largest or the smallest one does.
-    label, nothing = y.long(), torch.iinfo(torch.int64).min
+    label = y if y.dtype.is_signed else y.long()
+    nothing = torch.iinfo(label.dtype).min
     largest = _window_max(torch.where(valid, label, nothing), radius, nothing)
     smallest = -_window_max(torch.where(valid, -label, nothing), radius, nothing)
     return valid & ((largest > label) | (smallest < label))

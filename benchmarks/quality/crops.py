@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from edgeloss.metrics.arguments import label_maps
 from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
 from pictures import save_figure
 
@@ -84,8 +84,8 @@ def windows(split: Split, size: int) -> list[Window]:
     )
 
     def count(window: Window, prediction: Tensor) -> Tensor:
-        cropped = window.crop(prediction)[None], window.crop(split.target)[None]
-        y = label_maps(*cropped, classes, split.void, validate=False)
+        y = torch.stack([window.crop(prediction), window.crop(split.target)])[:, None]
+        y = y.masked_fill(y[1] == split.void, -1)
         return boundary_f1_counts(y, classes, RADIUS, class_agnostic=False, per_image=False).sum(1, keepdim=True)
 
     scored = []
@@ -93,7 +93,7 @@ def windows(split: Split, size: int) -> list[Window]:
         window = Window(image, top, left, size)
         counts = [count(window, prediction) for prediction in split.predictions.values()]
         if counts[0][3] >= 2 * size:  # pixels on the true borders; a straight border is one of two classes
-            scores = [f1_from_counts(of_loss, "f1", "macro", split.void, per_image=False).item() for of_loss in counts]
+            scores = [f1_from_counts(of_loss, "macro", split.void).item() for of_loss in counts]
             scored.append(window._replace(scores=scores))
     if not scored:
         raise ValueError("--window: expected windows with enough border, but got none; choose a larger window")

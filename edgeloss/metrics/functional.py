@@ -1,25 +1,24 @@
 """Boundary IoU, Boundary F1 and trimap IoU of one batch, and the stages of each.
 
-Every metric has three stages, shared by its function and its torchmetrics class: validate (:mod:`.arguments`), update
-(``*_counts``) and compute (:func:`iou_from_counts`, :func:`f1_from_counts`).
+A function and its torchmetrics class share a :class:`~edgeloss.metrics.measure.Measure`: it checks the arguments,
+counts by one of ``*_counts``, and scores by :func:`iou_from_counts` or :func:`f1_from_counts`.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
-from itertools import accumulate, product
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import accumulate, groupby, product
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss.metrics.arguments import Average, Score, Spacing, check_options, label_maps
-from edgeloss.neighborhoods import sliding_max
+from edgeloss.metrics.measure import Average, Measure, Score, Spacing
+from edgeloss.neighborhoods import find_edges, sliding_max
 from edgeloss.options import spacing_per_axis
 
 _WORD_BITS = {torch.int32: 31, torch.int64: 63}  # classes that a word stores as bits, without its sign
@@ -78,10 +77,9 @@ def boundary_iou(
         >>> boundary_iou(pred, target, 2, average="none")  # 10 of 12 + 14 - 10 pixels, and 8 of 12 + 10 - 8
         tensor([0.6250, 0.5714])
     """
-    options: dict[str, Any] = {"multilabel": multilabel, "ratio": ratio, "spacing": spacing}
-    check_options(num_classes, ignore_index, average, validate, **options)
-    counts = count_batch(boundary_iou_counts, pred, target, num_classes, ignore_index, validate, **options)
-    return iou_from_counts(counts, average, None if multilabel else ignore_index)
+    counted, shared = {"ratio": ratio, "spacing": spacing}, (num_classes, ignore_index, multilabel, average, validate)
+    measure = Measure(boundary_iou_counts, iou_from_counts, counted, *shared)
+    return measure.score(measure.count(pred, target))
 
 
 def trimap_iou(
@@ -129,10 +127,9 @@ def trimap_iou(
         >>> trimap_iou(pred, target, 2, average="none")  # columns 3 and 4 count; column 4 is wrong
         tensor([0.5000, 0.0000])
     """
-    options: dict[str, Any] = {"multilabel": multilabel, "radius": radius, "spacing": spacing}
-    check_options(num_classes, ignore_index, average, validate, **options)
-    counts = count_batch(trimap_iou_counts, pred, target, num_classes, ignore_index, validate, **options)
-    return iou_from_counts(counts, average, None if multilabel else ignore_index)
+    counted, shared = {"radius": radius, "spacing": spacing}, (num_classes, ignore_index, multilabel, average, validate)
+    measure = Measure(trimap_iou_counts, iou_from_counts, counted, *shared)
+    return measure.score(measure.count(pred, target))
 
 
 def boundary_f1(
@@ -193,35 +190,14 @@ def boundary_f1(
         >>> boundary_f1(pred.roll(1, -1), target, 2, radius=2, score="precision")  # two off, and a false one
         tensor(0.5000)
     """
-    options: dict[str, Any] = {"multilabel": multilabel, "radius": radius, "spacing": spacing}
-    options |= {"class_agnostic": class_agnostic, "per_image": per_image}
-    check_options(num_classes, ignore_index, average, validate, score=score, **options)
-    counts = count_batch(boundary_f1_counts, pred, target, num_classes, ignore_index, validate, **options)
-    return f1_from_counts(counts, score, average, None if multilabel else ignore_index, per_image=per_image)
+    counted = {"radius": radius, "spacing": spacing, "class_agnostic": class_agnostic, "per_image": per_image}
+    shared = num_classes, ignore_index, multilabel, average, validate
+    scored = {"score": score, "per_image": per_image}
+    measure = Measure(boundary_f1_counts, f1_from_counts, counted, *shared, scored)
+    return measure.score(measure.count(pred, target))
 
 
-# --------------------------------------------------------------------------------------------------------------- update
-
-
-def count_batch(
-    count: Callable[..., Tensor],
-    pred: Tensor,
-    target: Tensor,
-    num_classes: int,
-    ignore_index: int | None,
-    validate: bool | None,
-    *,
-    multilabel: bool,
-    **options: Any,  # noqa: ANN401
-) -> Tensor:
-    """Return the counts of a batch; of a multilabel one those of label 1 of each class by itself, [rows, C]."""
-    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
-    if not multilabel:
-        return count(y, num_classes, **options)
-    return torch.cat([count(maps, 2, **options)[:, 1:] for maps in y.unbind(2)], 1)
-
-
-# --------------------------------------------------------------------- update and compute: Boundary IoU, trimap IoU
+# ------------------------------------------------------------------- counts and scores: Boundary IoU, trimap IoU
 
 
 def boundary_iou_counts(y: Tensor, num_classes: int, ratio: float, spacing: Spacing = None) -> Tensor:
@@ -230,14 +206,19 @@ def boundary_iou_counts(y: Tensor, num_classes: int, ratio: float, spacing: Spac
     width = ratio * math.hypot(*(length * size for length, size in zip(y.shape[2:], sizes, strict=True)))
     reach = [max(1, round(width / size)) for size in sizes]
     # The outside of the image has a label that differs from all others.
-    return _overlap(y, _near_another_label(y, num_classes, reach, _box_max, outside=num_classes), num_classes)
+    framed = _pad(y, [1] * len(sizes), num_classes).flatten(0, 1)
+    band = find_edges(framed, framed >= 0, reach)
+    return _overlap(y, _pad(band, [-1] * len(sizes), 0).view_as(y), num_classes)
 
 
 def trimap_iou_counts(y: Tensor, num_classes: int, radius: float, spacing: Spacing = None) -> Tensor:
     """Count pixels near borders with a class in both maps and in either: [2, C] int64."""
-    rows = _ball_rows(radius, spacing_per_axis(spacing, y.dim() - 2))
-    reach = [*(max(offsets) for offsets in zip(*rows, strict=True)), max(rows.values())]
-    return _overlap(y, _near_another_label(y[1], num_classes, reach, partial(_ball_max, rows), outside=-1), num_classes)
+    rows, target = _ball_rows(radius, spacing_per_axis(spacing, y.dim() - 2)), y[1]
+    # A pixel has another label in its ball if the largest label there is not the smallest one. The latter is the
+    # largest of the reversed labels, where -1 for void never wins either.
+    both_ends = torch.stack([target, num_classes - 1 - target]).masked_fill_(target < 0, -1)
+    largest, smallest = _ball_max(both_ends, rows).unbind()
+    return _overlap(y, (largest != num_classes - 1 - smallest) & (target >= 0), num_classes)
 
 
 def _ball_rows(radius: float, sizes: Sequence[float]) -> dict[tuple[int, ...], int]:
@@ -252,60 +233,25 @@ def _ball_rows(radius: float, sizes: Sequence[float]) -> dict[tuple[int, ...], i
     return rows
 
 
-def _near_another_label(
-    y: Tensor,
-    num_classes: int,
-    reach: Sequence[int],
-    window_max: Callable[[Tensor, Sequence[int]], Tensor],
-    *,
-    outside: int,
-) -> Tensor:
-    """Return the mask of pixels with another label in their window, in maps whose last axes are those of the image.
-
-    There the maximum of the window is not its minimum. One pair of pooled maps serves all classes, since each pixel has
-    one class. The minimum is computed as the maximum of the reversed labels, so that -1 never wins. The window reaches
-    ``reach`` pixels along each axis.
-    """
-    void = y < 0
-    both_ends = torch.stack([y, num_classes - 1 - y]).masked_fill_(void, -1)
-    largest, smallest = window_max(_pad(both_ends, reach, outside), reach).unbind()
-    return (largest != num_classes - 1 - smallest) & ~void
+def _ball_max(x: Tensor, rows: Mapping[tuple[int, ...], int]) -> Tensor:
+    """Return the maximum over disks or balls in the last axes, all rows of equal length at a time."""
+    reach = [max(offsets) for offsets in zip(*rows, strict=True)]
+    most, found = max(rows.values()), x
+    padded = _pad(x, [*reach, most], -1)
+    for half, offsets in groupby(sorted(rows, key=rows.__getitem__), rows.__getitem__):
+        windows = []
+        for offset in offsets:
+            window = padded.narrow(-1, most - half, x.shape[-1] + 2 * half)
+            for axis, (d, r) in enumerate(zip(offset, reach, strict=True), start=-1 - len(reach)):
+                window = window.narrow(axis, r + d, x.shape[axis])
+            windows.append(window)
+        found = torch.maximum(found, sliding_max(reduce(torch.maximum, windows), 2 * half + 1, -1))
+    return found
 
 
 def _pad(x: Tensor, reach: Sequence[int], value: int) -> Tensor:
     """Pad the last axes by ``reach`` on both sides."""
     return F.pad(x, [amount for amount in reversed(reach) for _ in range(2)], value=value)
-
-
-def _box_max(x: Tensor, reach: Sequence[int]) -> Tensor:
-    """Return the maximum over boxes of maps that are padded by ``reach``."""
-    for axis, amount in enumerate(reach, start=-len(reach)):
-        x = sliding_max(x, 2 * amount + 1, axis)
-    return x
-
-
-def _ball_max(rows: Mapping[tuple[int, ...], int], x: Tensor, reach: Sequence[int]) -> Tensor:
-    """Return the maximum over disks or balls of padded maps, all rows of equal length at a time."""
-    by_half: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
-    for offset, half in rows.items():
-        by_half[half].append(offset)
-    dims = len(reach)
-
-    def window(offset: tuple[int, ...], half: int) -> Tensor:
-        part = x
-        for axis, (d, extra, most) in enumerate(
-            zip((*offset, 0), (*[0] * (dims - 1), half), reach, strict=True), start=-dims
-        ):
-            part = part.narrow(axis, most + d - extra, x.shape[axis] - 2 * most + 2 * extra)
-        return part
-
-    return reduce(
-        torch.maximum,
-        (
-            sliding_max(reduce(torch.maximum, (window(offset, half) for offset in offsets)), 2 * half + 1, -1)
-            for half, offsets in by_half.items()
-        ),
-    )
 
 
 def _overlap(y: Tensor, band: Tensor, num_classes: int) -> Tensor:
@@ -339,7 +285,7 @@ def _averaged(score: Tensor, average: Average, ignore_index: int | None) -> Tens
     return score.nanmean() if average == "macro" else score
 
 
-# ------------------------------------------------------------------------------------ update and compute: Boundary F1
+# ---------------------------------------------------------------------------------- counts and scores: Boundary F1
 
 
 def boundary_f1_counts(
@@ -434,7 +380,7 @@ def _scores(counts: Tensor, *, empty_score: float) -> Tensor:
 
 
 def f1_from_counts(
-    counts: Tensor, score: Score, average: Average, ignore_index: int | None, *, per_image: bool
+    counts: Tensor, average: Average, ignore_index: int | None, *, score: Score = "f1", per_image: bool = False
 ) -> Tensor:
     """Compute one of the scores from counts [4, C]."""
     if per_image:

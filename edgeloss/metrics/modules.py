@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from edgeloss.metrics import functional
-from edgeloss.metrics.arguments import Average, Score, Spacing, check_options
+from edgeloss.metrics.functional import (
+    boundary_f1_counts,
+    boundary_iou_counts,
+    f1_from_counts,
+    iou_from_counts,
+    trimap_iou_counts,
+)
+from edgeloss.metrics.measure import Average, Measure, Score, Spacing
 
 
 class _Counting(Metric):
@@ -22,34 +27,18 @@ class _Counting(Metric):
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
     _rows = 2  # of counts
-    _count: Callable[..., Tensor]  # of label maps and a number of classes
 
-    def __init__(
-        self,
-        num_classes: int,
-        ignore_index: int | None,
-        multilabel: bool,
-        average: Average,
-        validate: bool | None,
-        counted: dict[str, Any],
-        score: Score = "f1",
-        **kwargs: Any,  # noqa: ANN401
-    ) -> None:
-        """Check and store the options; ``counted`` are those of the counts."""
-        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, score=score, **counted)
+    def __init__(self, measure: Measure, **kwargs: Any) -> None:  # noqa: ANN401
+        """Store the options, and create the counts."""
         super().__init__(**kwargs)
-        self.num_classes = num_classes
-        self.ignore_index = ignore_index
-        self.average = average
-        self.validate = validate
-        self.multilabel = multilabel
-        self.counted = counted
+        self.measure = measure
         # A MetricCollection merges metrics whose states have equal names and, after the first batch, close values. The
         # counts of two radii may be equal then, so the name contains the options.
-        named = {"ignore_index": ignore_index, **({"multilabel": True} if multilabel else {}), **counted}
+        multilabel = {"multilabel": True} if measure.multilabel else {}
+        named = {"ignore_index": measure.ignore_index, **multilabel, **measure.counted}
         words = ", ".join(f"{key}={value}" for key, value in named.items())
         self._counts = f"counts of {type(self).__name__}({words})"
-        classes = 1 if counted.get("class_agnostic") else num_classes
+        classes = 1 if measure.counted.get("class_agnostic") else measure.num_classes
         self.add_state(self._counts, torch.zeros(self._rows, classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
@@ -59,19 +48,11 @@ class _Counting(Metric):
             preds: labels [B, *S], S = (H, W) or (D, H, W), or floating logits or probabilities [B, C, *S].
             target: labels [B, *S]. With ``multilabel`` both are [B, C, *S].
         """
-        given = preds, target, self.num_classes, self.ignore_index, self.validate
-        counts = functional.count_batch(self._count, *given, multilabel=self.multilabel, **self.counted)
-        setattr(self, self._counts, getattr(self, self._counts) + counts)
+        setattr(self, self._counts, getattr(self, self._counts) + self.measure.count(preds, target))
 
     def compute(self) -> Tensor:
         """Compute the score of all batches since the last reset: 0-d or [C]."""
-        return self._score(getattr(self, self._counts))
-
-    def _score(self, counts: Tensor) -> Tensor:
-        return functional.iou_from_counts(counts, self.average, self._class_of_void())
-
-    def _class_of_void(self) -> int | None:
-        return None if self.multilabel else self.ignore_index
+        return self.measure.score(getattr(self, self._counts))
 
 
 class BoundaryIoU(_Counting):
@@ -97,8 +78,6 @@ class BoundaryIoU(_Counting):
         tensor(0.3333)
     """
 
-    _count = staticmethod(functional.boundary_iou_counts)
-
     def __init__(
         self,
         num_classes: int,
@@ -113,7 +92,8 @@ class BoundaryIoU(_Counting):
     ) -> None:
         """Store the options."""
         counted = {"ratio": ratio, "spacing": spacing}
-        super().__init__(num_classes, ignore_index, multilabel, average, validate, counted, **kwargs)
+        shared = num_classes, ignore_index, multilabel, average, validate
+        super().__init__(Measure(boundary_iou_counts, iou_from_counts, counted, *shared), **kwargs)
 
 
 class TrimapIoU(_Counting):
@@ -136,8 +116,6 @@ class TrimapIoU(_Counting):
         tensor(1.)
     """
 
-    _count = staticmethod(functional.trimap_iou_counts)
-
     def __init__(
         self,
         num_classes: int,
@@ -152,7 +130,8 @@ class TrimapIoU(_Counting):
     ) -> None:
         """Store the options."""
         counted = {"radius": radius, "spacing": spacing}
-        super().__init__(num_classes, ignore_index, multilabel, average, validate, counted, **kwargs)
+        shared = num_classes, ignore_index, multilabel, average, validate
+        super().__init__(Measure(trimap_iou_counts, iou_from_counts, counted, *shared), **kwargs)
 
 
 class BoundaryF1(_Counting):
@@ -177,7 +156,6 @@ class BoundaryF1(_Counting):
     """
 
     _rows = 4
-    _count = staticmethod(functional.boundary_f1_counts)
 
     def __init__(
         self,
@@ -195,12 +173,7 @@ class BoundaryF1(_Counting):
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Store the options."""
-        counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
-        counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
-        super().__init__(num_classes, ignore_index, multilabel, average, validate, counted, score, **kwargs)
-        self.score = score
-
-    def _score(self, counts: Tensor) -> Tensor:
-        return functional.f1_from_counts(
-            counts, self.score, self.average, self._class_of_void(), per_image=self.counted["per_image"]
-        )
+        shared = num_classes, ignore_index, multilabel, average, validate
+        counted = {"radius": radius, "spacing": spacing, "class_agnostic": class_agnostic, "per_image": per_image}
+        scored = {"score": score, "per_image": per_image}
+        super().__init__(Measure(boundary_f1_counts, f1_from_counts, counted, *shared, scored), **kwargs)

@@ -69,7 +69,7 @@ class Scores(NamedTuple):
     @property
     def boundary_f1(self) -> _Array:
         """Boundary F1 of each class within ``BORDER_RADIUS`` pixels, nan for a class without a border."""
-        return f1_from_counts(torch.from_numpy(self.counts[3:]), "f1", "none", None, per_image=False).numpy()
+        return f1_from_counts(torch.from_numpy(self.counts[3:]), "none", None).numpy()
 
     @property
     def means(self) -> dict[str, float]:

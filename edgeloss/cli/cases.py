@@ -32,7 +32,7 @@ from edgeloss.io import (
     read_palette,
     read_prediction,
 )
-from edgeloss.io.arrays import read_array
+from edgeloss.io.readers import read_array
 from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.

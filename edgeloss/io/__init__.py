@@ -4,7 +4,7 @@ Reading runs no code from a file: arrays are loaded without pickle, tensors with
 an :class:`InputError` that names the file.
 """
 
-from edgeloss.io.class_lists import Classes, read_classes
+from edgeloss.io.class_lists import PALETTES, Classes, Rgb, color_labels, read_classes, read_palette
 from edgeloss.io.files import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -15,9 +15,14 @@ from edgeloss.io.files import (
     check_file,
     files_by_stem,
 )
-from edgeloss.io.images import read_image, read_labels
-from edgeloss.io.palettes import PALETTES, Rgb, color_labels, read_palette
-from edgeloss.io.predictions import LABEL_PROBABILITY, Prediction, PredictionKind, read_prediction
+from edgeloss.io.readers import (
+    LABEL_PROBABILITY,
+    Prediction,
+    PredictionKind,
+    read_image,
+    read_labels,
+    read_prediction,
+)
 
 __all__ = [
     "ARRAY_SUFFIXES",

@@ -1,9 +1,10 @@
-"""Check, find and write files."""
+"""Check, find, open and write files."""
 
 from __future__ import annotations
 
 import os
 import stat
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -70,6 +71,25 @@ def files_by_stem(folder: str | Path, suffixes: Sequence[str]) -> dict[str, Path
     if not files:
         raise InputError(f"{folder}: expected {', '.join(suffixes)} files, but got none")
     return files
+
+
+@contextmanager
+def reading(path: Path, failed: str) -> Iterator[None]:
+    """Raise an InputError for whatever a reader of the file raises: a damaged file can make it raise anything.
+
+    ``failed`` is the message, with ``{}`` in the place of that of the reader, if it helps.
+    """
+    check_file(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged files, and metadata that is not used
+            yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        # Pillow's messages end with the file object.
+        raise InputError(f"{path}: {reason or failed.format(str(error).partition(' <')[0])}") from error
 
 
 @contextmanager

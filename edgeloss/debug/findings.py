@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from edgeloss import inputs, neighborhoods, reduction, reference, region
-from edgeloss.debug.calls import Finding, LossCall, Outcome
-from edgeloss.debug.origin import Origin
+from edgeloss.debug.calls import Finding, LossCall, Origin, Outcome
 from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
 from edgeloss.inputs import by_class, widest
 from edgeloss.loss import EdgeAwareLoss

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss.debug import Finding, Report
-
 
 def scene(classes: int = 3, size: tuple[int, ...] = (8, 8), batch: int = 2) -> tuple[Tensor, Tensor]:
     """Return logits, and a target of one block on a background."""
@@ -38,11 +36,3 @@ def line_of(function: Callable[..., Any], text: str) -> int:
     """Return the number of the line of a function that contains a text."""
     lines, first = inspect.getsourcelines(function)
     return first + next(i for i, line in enumerate(lines) if text in line)
-
-
-def only(report: Report, level: str) -> Finding:
-    """Return the single finding of a report."""
-    (finding,) = report.findings
-    assert finding.level == level
-    assert report.ok == (level != "error")
-    return finding

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from metric_cases import FUNCTIONS, VOID, blobs
 from ranks import run_ranks
+from slow_metrics import FUNCTIONS, VOID, blobs
 from torchmetrics import Metric, MetricCollection
 
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou

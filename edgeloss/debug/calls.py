@@ -77,25 +77,15 @@ class Origin:
 
 @dataclass
 class Outcome:
-    """The result of one forward and backward pass.
+    """The result of one forward and backward pass."""
 
-    Attributes:
-        loss: the returned loss, detached; None if the loss raised.
-        gradient: the gradient with respect to the logits; None if there is none.
-        error: the exception of the forward or backward pass in one line, with its place in the code.
-        notes: what was done to the returned loss to compute a gradient.
-        is_random: whether the loss drew random numbers.
-        origin: of a watched pass, the operation that produced the first non-finite value; None if unknown.
-        failed: of a watched pass, the derivative that raised, with its line; empty if none did.
-    """
-
-    loss: Tensor | None = None
-    gradient: Tensor | None = None
-    error: str = ""
-    notes: list[Finding] = field(default_factory=list)
-    is_random: bool = False
-    origin: Origin | None = None
-    failed: str = ""
+    loss: Tensor | None = None  # detached; None if the loss raised
+    gradient: Tensor | None = None  # with respect to the logits; None if there is none
+    error: str = ""  # the exception of the forward or backward pass in one line, with its place in the code
+    notes: list[Finding] = field(default_factory=list)  # what was done to the returned loss to compute a gradient
+    is_random: bool = False  # whether the loss drew random numbers
+    origin: Origin | None = None  # of a watched pass, what produced the first non-finite value; None if unknown
+    failed: str = ""  # of a watched pass, the derivative that raised, with its line; empty if none did
 
     def bad(self) -> dict[str, Tensor]:
         """Return those of loss and gradient that are not finite."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeloss import hints, inputs
 from edgeloss.debug.calls import LEVELS, Finding, LossCall, Origin, Outcome
 from edgeloss.debug.findings import Labels, bad_input, bad_outcome, blame_term, evaluate_terms, odd_logits, odd_outcome
-from edgeloss.debug.trees import Node, first_line, make_node
+from edgeloss.debug.trees import Node, first_line, make_node, measure
 from edgeloss.loss import EdgeAwareLoss
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
 def _diagnose(call: LossCall) -> Report:
     labels, arguments, dtype = Labels.from_call(call), call.input_nodes(), call.logits.dtype
     findings = [bad_input(path, stats) for line in arguments for path, stats in line.tensors() if stats.bad]
-    findings += odd_logits(call.logits)
+    bad_inputs = any(finding.level == "error" for finding in findings)
+    findings += odd_logits(call.logits, measure(call.logits))
     sections, origin = [Node("inputs", children=arguments)], None
     criterion = call.loss_fn if isinstance(call.loss_fn, EdgeAwareLoss) else None
     if call.logits.is_cuda and not criterion and labels and labels.wrong.any():
@@ -170,7 +171,7 @@ def _diagnose(call: LossCall) -> Report:
             findings.append(Finding("note", f"float64: failed; {exact.error}."))
         if given.bad():
             origin = watched.origin
-            findings += bad_outcome(call, labels, given, exact, origin)
+            findings += bad_outcome(call, labels, given, exact, origin, bad_inputs=bad_inputs)
         else:
             findings += odd_outcome(labels, given, exact)
         if criterion:

@@ -10,7 +10,6 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from edgeloss import inputs, neighborhoods, reduction, reference, region
 from edgeloss.debug.calls import Finding, LossCall, Origin, Outcome
@@ -47,27 +46,15 @@ def _advice(origin: Origin | None) -> str:
 
 
 class Labels(NamedTuple):
-    """The class indices of a target.
+    """The class indices of a target; those of a multilabel loss are binary ones of B · C images, ordered as [B, C]."""
 
-    Those of a multilabel loss are binary ones of B · C images, ordered as [B, C].
-
-    Attributes:
-        y: [B, *S] int64.
-        valid: [B, *S] bool, a class and not ignored.
-        outside: [B, *S] bool, not a class, and not known to be ignored by the loss.
-        wrong: [B, *S] bool, those of ``outside`` that no loss is likely to ignore.
-        edge_mask: [B, *S] bool, valid pixels with a valid neighbor of another label; None unless 2-D or 3-D.
-        classes: at least 2.
-        multilabel_classes: C of a multilabel loss, else None.
-    """
-
-    y: Tensor
-    valid: Tensor
-    outside: Tensor
-    wrong: Tensor
-    edge_mask: Tensor | None
-    classes: int
-    multilabel_classes: int | None = None
+    y: Tensor  # [B, *S] int64
+    valid: Tensor  # [B, *S] bool, a class and not ignored
+    outside: Tensor  # [B, *S] bool, not a class, and not known to be ignored by the loss
+    wrong: Tensor  # [B, *S] bool, those of ``outside`` that no loss is likely to ignore
+    edge_mask: Tensor | None  # [B, *S] bool, valid with a valid neighbor of another label; None unless 2-D or 3-D
+    classes: int  # at least 2
+    multilabel_classes: int | None = None  # C of a multilabel loss, else None
 
     @classmethod
     def from_call(cls, call: LossCall) -> Labels | None:
@@ -158,7 +145,7 @@ def bad_input(path: str, stats: Stats) -> Finding:
 
 
 def bad_outcome(
-    call: LossCall, labels: Labels | None, given: Outcome, exact: Outcome, origin: Origin | None
+    call: LossCall, labels: Labels | None, given: Outcome, exact: Outcome, origin: Origin | None, *, bad_inputs: bool
 ) -> Iterator[Finding]:
     """Report a loss or a gradient that is not finite, in the precision of the logits and in float64."""
     advice = _advice(origin) or "Pass only valid values to that operation, by selecting them before the call."
@@ -166,8 +153,6 @@ def bad_outcome(
         advice = "No operation was seen to produce it: check constants, buffers and arguments for non-finite values."
     if labels is not None and not labels.valid.any():
         advice = "Return 0 where no label is valid, or skip such batches: a mean over nothing is 0 / 0."
-    given_tensors = [value for value in tree_leaves((call.logits, call.target)) if isinstance(value, Tensor)]
-    bad_inputs = not all(all_finite(value) for value in given_tensors)
     bad = given.bad()
     for part, tensor in bad.items():
         message, part_advice, wide = part + _describe_bad(measure(tensor)), advice, getattr(exact, part)
@@ -255,18 +240,16 @@ def blame_term(terms: dict[str, Outcome], logits: Tensor) -> Finding:
 # ------------------------------------------------------------------------------------------- finite and probably wrong
 
 
-def odd_logits(logits: Tensor) -> Iterator[Finding]:
+def odd_logits(logits: Tensor, stats: Stats) -> Iterator[Finding]:
     """Report logits that are very large, or that look like probabilities."""
-    finite = logits if all_finite(logits) else logits[logits.isfinite()]
-    if not finite.numel():
+    if stats.min is None or stats.max is None:
         return
-    low, high = float(finite.min()), float(finite.max())
-    limit = torch.finfo(torch.float16).max
+    low, high, limit = stats.min, stats.max, torch.finfo(torch.float16).max
     if max(-low, high) > limit:
         message = f"logits: up to {max(-low, high):.3g} in magnitude; float16 overflows at {limit:.0f}."
         advice = "Compute the loss outside autocast, and find out why the logits are so large."
         yield Finding("warning", message, advice)
-    if finite is not logits or logits.dim() < 2 or not 0 <= low < high <= 1:
+    if stats.bad or logits.dim() < 2 or not 0 <= low < high <= 1:
         return
     classes, sums = logits.shape[1], logits.sum(1, dtype=widest(logits.device))
     what, layer = ", without a sum of 1 over the classes, so they may be the output of a sigmoid", "sigmoid"

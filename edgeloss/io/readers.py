@@ -282,15 +282,10 @@ def _are_probabilities(values: Tensor) -> bool:
 
 
 class Array(NamedTuple):
-    """An array of a file.
+    """An array of a file."""
 
-    Attributes:
-        values: int64, or a floating dtype that the loss supports.
-        text: dtype and shape in the file, for messages.
-    """
-
-    values: Tensor
-    text: str
+    values: Tensor  # int64, or a floating dtype that the loss supports
+    text: str  # dtype and shape in the file, for messages
 
 
 def read_array(

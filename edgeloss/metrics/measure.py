@@ -19,17 +19,10 @@ Spacing = float | Sequence[float] | None
 
 @dataclass(frozen=True)
 class Measure:
-    """The options of a metric; an instance has passed all checks.
+    """The options of a metric; an instance has passed all checks."""
 
-    Attributes:
-        counter: from label maps [2, B, *S], a number of classes and ``counted`` to integer counts [rows, C].
-        scorer: from counts, ``average``, the class that does not occur, if any, and ``scored`` to a score.
-        counted: options of the counts.
-        scored: options of the score that the counts do not depend on.
-    """
-
-    counter: Callable[..., Tensor]
-    scorer: Callable[..., Tensor]
+    counter: Callable[..., Tensor]  # label maps [2, B, *S], a number of classes and ``counted`` → counts [rows, C]
+    scorer: Callable[..., Tensor]  # counts, ``average``, the class that never occurs or None, and ``scored`` → a score
     counted: dict[str, Any]
     num_classes: int
     ignore_index: int | None

@@ -116,22 +116,69 @@ def test_good_calls_have_no_finding(loss_fn: Any, logits: Tensor, target: Any) -
         assert "All values are finite, and nothing looks wrong." in str(report)
 
 
-@pytest.mark.parametrize("loss_fn", [CE, LOSS])
-def test_labels_out_of_range(loss_fn: Any) -> None:
-    x, y = scene()
-    y[0, 4, 5], y[1, 0, 0], y[1, 0, 1] = 7, 255, 7
-    report = diagnose(loss_fn, x, y)
-    assert not report.ok
-    error, labels = report.findings
-    assert error.level == "error"
-    assert error.message.startswith("loss: ")
-    assert " at edgeloss" not in error.message  # no line of the package
-    expected = "target: labels outside the classes 0 to 2 at 3 of 128 pixels: 7, 255; first at [0, 4, 5]."
-    assert labels.message == expected
-    assert "ignore_index" in labels.advice
-    assert report.gradient is None
-    with pytest.raises(ValueError, match="gradient: expected one to draw, but got none from"):
-        report.figure()
+def own_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Overflow for logits beyond 11 in float16 and 88 in float32."""
+    partition = logits.exp().sum(1)
+    return (partition.log() - logits.gather(1, target[:, None]).squeeze(1)).mean()
+
+
+ONES = torch.ones(1, 4, 4, dtype=torch.int64)
+HOT = torch.zeros(1, 2, 4, 4).index_put((torch.tensor([0]),) * 4, torch.tensor(1.0))
+BAD, IGNORED, UNDER, WRONG = X.clone(), Y.clone(), X.clone(), Y.clone()
+BAD[0, 1, 2, 3], BAD[1, 0, 0, 0], IGNORED[0, 0, 0], UNDER[0, :, 0, 0] = math.nan, math.inf, -100, math.nan
+WRONG[0, 4, 5], WRONG[1, 0, 0], WRONG[1, 0, 1] = 7, 255, 7
+RAISED = [
+    ("error", "loss: ", "Fix what the message reports; the loss was not computed."),
+    ("warning", "target: labels outside the classes 0 to 2 at 3 of 128 pixels: 7, 255; first at [0, 4, 5].", "ignore"),
+]
+FROM_INPUT = "Fix the input first: no loss can be finite on it."
+
+
+def overflow(advice: str) -> list[tuple[str, str, str]]:
+    message = "loss is +inf; finite in float64, so the cause is the precision, not the formula. It starts with exp (+"
+    return [("error", message, advice), ("error", "; this follows from the loss.", "")]
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "logits", "target", "expected"),
+    [
+        (CE, X, WRONG, RAISED),
+        (LOSS, X, WRONG, RAISED),
+        (
+            lambda x, y: ((x * 1e-3 + 1e4) - 1e4).square().mean(), X, Y,
+            [("warning", f"{part}: differs from float64 by", "a difference of large") for part in ("loss", "gradient")],
+        ),
+        (
+            nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, math.inf])), X, Y,  # class 2 does not occur
+            [("warning", "loss_fn.weight: 1 of 3 values (33.33%) are not finite: +inf 1; first at [2].", "never")],
+        ),
+        (CE, X, Y * 0 - 100, [("error", "loss is nan", "a mean over nothing is 0 / 0"), ("warning", "no valid", "")]),
+        # Beyond the range of the exponential in each precision, and within that of float64.
+        (own_cross_entropy, (HOT * 20).half(), ONES, overflow("in float32, loss_fn(logits.float(), target)")),
+        (own_cross_entropy, (HOT * 200).bfloat16(), ONES, overflow("Compute the loss in float32")),
+        (own_cross_entropy, HOT * 200, ONES, overflow("Subtract the largest logit before the exponential")),
+        (
+            CE, BAD, Y,
+            [
+                ("error", "logits: 2 of 384 values (0.52%) are not finite: nan 1, +inf 1; first at [0, 1, 2, 3].", ""),
+                ("error", "loss is nan.", FROM_INPUT),
+                ("error", "all of them where the logits are not finite", ""),
+            ],
+        ),
+        (LOSS, UNDER, IGNORED, [("error", "logits: 3 of 384", "")]),  # loss and gradient are finite
+    ],
+)  # fmt: skip
+def test_several_findings(loss_fn: Any, logits: Tensor, target: Tensor, expected: list[tuple[str, str, str]]) -> None:
+    report = diagnose(loss_fn, logits, target)
+    for finding, (level, message, advice) in zip(report.findings, expected, strict=True):
+        assert finding.level == level
+        assert message in finding.message
+        assert advice in finding.advice
+    assert report.ok == (expected[0][0] != "error")
+    assert " at edgeloss" not in report.findings[0].message  # no line of the package
+    if report.gradient is None:
+        with pytest.raises(ValueError, match="gradient: expected one to draw, but got none from"):
+            report.figure()
 
 
 def test_labels_of_classes_that_overlap() -> None:
@@ -146,31 +193,7 @@ def test_labels_of_classes_that_overlap() -> None:
     assert outside in [finding.message for finding in findings]
 
 
-def test_lost_digits() -> None:
-    report = diagnose(lambda x, y: ((x * 1e-3 + 1e4) - 1e4).square().mean(), X, Y)
-    assert report.ok
-    assert [finding.message.split(" by ")[0] for finding in report.findings] == [
-        "loss: differs from float64",
-        "gradient: differs from float64",
-    ]
-
-
-def test_non_finite_arguments() -> None:
-    weight = nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, math.inf]))  # class 2 does not occur
-    (warning,) = [finding for finding in diagnose(weight, X, Y).findings if finding.level == "warning"]
-    assert warning.message == "loss_fn.weight: 1 of 3 values (33.33%) are not finite: +inf 1; first at [2]."
-    target = diagnose(nn.MSELoss(), X, torch.full_like(X, math.nan)).findings[0]
-    assert target.message.startswith("target: 384 of 384 values (100.00%) are not finite")
-    assert "a mean over nothing is 0 / 0" in diagnose(CE, X, torch.full_like(Y, -100)).findings[0].advice
-
-
 # ------------------------------------------------------------------------------- the origin of non-finite values
-
-
-def own_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Overflow for logits beyond 11 in float16 and 88 in float32."""
-    partition = logits.exp().sum(1)
-    return (partition.log() - logits.gather(1, target[:, None]).squeeze(1)).mean()
 
 
 def test_masked_division_is_reported_with_operation_and_line() -> None:
@@ -213,29 +236,6 @@ def test_common_place_of_bad_pixels() -> None:
     )
     ignored = y.masked_fill(y == 1, -100)
     assert "all of them on ignored pixels" in message(ignored < 0, x, ignored)
-
-
-# Beyond the range of the exponential in each precision, and within that of float64.
-@pytest.mark.parametrize(
-    ("dtype", "scale", "advice"),
-    [
-        (torch.float16, 20, "Compute the loss in float32, loss_fn(logits.float(), target)"),
-        (torch.bfloat16, 200, "Compute the loss in float32"),
-        (torch.float32, 200, "Subtract the largest logit before the exponential"),
-    ],
-)
-def test_overflow_is_blamed_on_the_precision(dtype: torch.dtype, scale: float, advice: str) -> None:
-    x = torch.zeros(1, 2, 4, 4, dtype=dtype)
-    x[0, 0, 1, 2] = scale
-    report = diagnose(own_cross_entropy, x, torch.ones(1, 4, 4, dtype=torch.int64))
-    assert not report.ok
-    loss, gradient = report.findings
-    assert loss.message.startswith("loss is +inf; finite in float64, so the cause is the precision, not the formula")
-    assert loss.advice.startswith(advice)
-    assert gradient.message.endswith("this follows from the loss.")
-    assert report.origin is not None
-    assert (report.origin.operation, report.origin.made) == ("exp", "+inf 1")
-    assert report.origin.line == line_of(own_cross_entropy, "logits.exp()")
 
 
 LATE, ENDS, RATIO = "Compute the logarithm from the logits", "Its derivative is infinite", "Select the elements"
@@ -282,26 +282,6 @@ def test_a_line_of_the_user_is_preferred_to_lines_of_the_package() -> None:
     origin = diagnose(overflow, *scene()).origin
     assert origin is not None
     assert (origin.file, origin.line) == (__file__, line_of(overflow, "return"))
-
-
-def test_non_finite_inputs_have_no_origin() -> None:
-    x, y = scene()
-    x[0, 1, 2, 3], x[1, 0, 0, 0] = math.nan, math.inf
-    report = diagnose(F.cross_entropy, x, y)
-    assert report.origin is None
-    logits, loss, gradient = report.findings
-    assert logits.message == "logits: 2 of 384 values (0.52%) are not finite: nan 1, +inf 1; first at [0, 1, 2, 3]."
-    assert loss.message == "loss is nan."
-    assert "all of them where the logits are not finite" in gradient.message
-    assert loss.advice == "Fix the input first: no loss can be finite on it."
-
-
-def test_bad_logits_under_ignored_pixels() -> None:
-    x, y = scene()
-    x[0, :, 0, 0], y[0, 0, 0] = math.nan, -100
-    report = diagnose(EdgeAwareLoss(), x, y)
-    assert not report.ok
-    assert [finding.message.split(":")[0] for finding in report.findings] == ["logits"]  # loss and gradient are finite
 
 
 # ------------------------------------------------------------------------------------------- how a loss is called
@@ -396,12 +376,6 @@ def test_float64_reaches_constants_and_casts(loss_fn: Any) -> None:
     assert loss["float64"]["dtype"] == "float64"
     assert loss["float64"]["mean"] != loss["float32"]["mean"]  # it has more digits
     assert loss["float64"]["mean"] == pytest.approx(loss["float32"]["mean"], rel=1e-5)
-
-
-def test_a_gradient_of_another_shape_is_not_drawn() -> None:
-    report = diagnose(F.cross_entropy, torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.raises(ValueError, match=r"gradient: expected \[B, C, H, W\] or .*, but got \[5, 4\]"):
-        report.figure()
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import edge_aware_loss, normalizers
-from edgeloss.integrations.run_page import ImageFigures, Row, write_run_page
+from edgeloss.functional import edge_aware_loss
+from edgeloss.integrations.run_page import Row, write_run_page
 from edgeloss.io import atomic_write
 from edgeloss.options import Options
-from edgeloss.viz import panel
-from edgeloss.viz.scores import compute_scores
+from edgeloss.viz import compute_arrays, panel
+from edgeloss.viz.coloring import read_look
 
 
 class LogEdgeLoss(Callback):  # type: ignore[misc]
@@ -186,16 +186,16 @@ class WriteRunPage(Callback):  # type: ignore[misc]
         if trainer.is_global_zero:
             folder, names = Path(trainer.default_root_dir), self.class_names(trainer, pl_module)
             criterion = _criterion(pl_module).cpu()
-            panels = [
-                (figures, panel(logits, labels, image=image, criterion=criterion, class_names=names))
-                for figures, image, logits, labels in worst
-            ]
+            drawn = []
+            for _, name, image, logits, labels in worst:
+                arrays = compute_arrays(logits, labels, criterion)
+                drawn.append((name, arrays, read_look(arrays, image, names, None, None)))
             config = folder / "config.yaml"
             write_run_page(
                 folder,
                 self.history,
                 names or (),
-                panels,
+                drawn,
                 config=config.read_text("utf-8") if config.exists() else "",
                 weights=Options.from_attributes(criterion).term_weights(),
             )
@@ -212,9 +212,9 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 file.write(content.encode())
 
     @torch.no_grad()
-    def _find_worst(self, trainer: Trainer, module: LightningModule) -> list[tuple[ImageFigures, Any, Any, Any]]:
-        """Return figures, picture, logits and labels of the worst images of all processes, worst first."""
-        found: list[tuple[ImageFigures, Any, Any, Any]] = []
+    def _find_worst(self, trainer: Trainer, module: LightningModule) -> list[tuple[float, str, Any, Any, Any]]:
+        """Return edge loss, name, picture, logits and labels of the worst images of all processes, worst first."""
+        found: list[tuple[float, str, Any, Any, Any]] = []
         module.eval()
         loaders = trainer.val_dataloaders or (trainer.datamodule and trainer.datamodule.val_dataloader()) or ()
         for index, batch in enumerate(loaders if self.worst else ()):
@@ -226,15 +226,15 @@ class WriteRunPage(Callback):  # type: ignore[misc]
             names = getattr(batch, "names", [f"image {k} of batch {index}" for k in range(len(logits))])
             for k, name in enumerate(names):
                 one = logits[k : k + 1].float(), moved[1][k : k + 1]
-                if (figures := _image_figures(name, *one, _criterion(module))) is not None:
-                    found.append((figures, self.picture(moved[0][k]).cpu(), one[0].cpu(), one[1].cpu()))
+                if (edge := _edge_loss(*one, _criterion(module))) is not None:
+                    found.append((edge, name, self.picture(moved[0][k]).cpu(), one[0].cpu(), one[1].cpu()))
             found = _worst_of(found, self.worst)
         if not dist.is_initialized():
             return found
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, found)
         # A sampler may have given an image to two ranks, to give all ranks the same number.
-        return _worst_of(list({item[0].name: item for part in parts for item in part}.values()), self.worst)
+        return _worst_of(list({item[1]: item for part in parts for item in part}.values()), self.worst)
 
 
 def _criterion(module: LightningModule) -> EdgeAwareLoss:
@@ -243,21 +243,12 @@ def _criterion(module: LightningModule) -> EdgeAwareLoss:
 
 def _worst_of(found: list[Any], count: int) -> list[Any]:
     """Return the items of the highest edge loss; those that are not finite come first, and equal ones by name."""
-    key = lambda item: (-item[0].edge if math.isfinite(item[0].edge) else -math.inf, item[0].name)  # noqa: E731
-    return sorted(found, key=key)[:count]
+    return sorted(found, key=lambda item: (-item[0] if math.isfinite(item[0]) else -math.inf, item[1]))[:count]
 
 
-def _image_figures(name: str, logits: Tensor, labels: Tensor, criterion: EdgeAwareLoss) -> ImageFigures | None:
-    """Return the figures of one image, None if it has no edge."""
-    void = -100 if criterion.ignore_index is None else criterion.ignore_index
+def _edge_loss(logits: Tensor, labels: Tensor, criterion: EdgeAwareLoss) -> float | None:
+    """Return the mean edge loss of one image, None if it has no edge."""
     options = {**criterion.options(training=False), "sync_normalizer": False, "upsample": True}
-    _, edges = normalizers(labels, ignore_index=criterion.ignore_index, radius=criterion.radius)
-    if not edges:
-        return None
     result = edge_aware_loss(logits, labels, **options, return_terms=True)
     _, terms = cast("tuple[Tensor, dict[str, Tensor]]", result)
-    if logits.shape[2:] != labels.shape[1:]:
-        logits = torch.nn.functional.interpolate(logits, labels.shape[1:], mode="bilinear")
-    target = labels.masked_fill(torch.eq(labels, void), -1)
-    scores = compute_scores(target.cpu().numpy(), logits.argmax(1).cpu().numpy(), logits.shape[1])
-    return ImageFigures(name, float(terms["edge"]), float(terms["cross_entropy"]), scores.means["mean_iou"])
+    return float(terms["edge"]) if terms["edge_fraction"] else None

@@ -8,14 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure
+from typing import Any
 
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
+from edgeloss.viz.arrays import Arrays
+from edgeloss.viz.coloring import Look, error_picture
+from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.scores import shown as shown_number
-from edgeloss.viz.scores import small_jpeg
+from edgeloss.viz.scores import shown_figures, small_jpeg
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
@@ -45,22 +46,6 @@ _NAMES = {
 _DPI = 110  # of the pictures, which are for a screen
 
 
-class ImageFigures(NamedTuple):
-    """Figures of one image of a validation set.
-
-    Attributes:
-        name: name of the image.
-        edge: mean edge loss over its edge pixels.
-        cross_entropy: mean cross-entropy, with the class weights of the loss.
-        miou: mean IoU over the classes that occur in the image.
-    """
-
-    name: str
-    edge: float
-    cross_entropy: float
-    miou: float
-
-
 def is_share(name: str) -> bool:
     """Return whether a figure of that name is a share, shown in percent."""
     return any(word in name for word in ("iou", "f1", "accuracy", "share", "fraction"))
@@ -79,7 +64,7 @@ def write_run_page(
     folder: Path,
     history: Sequence[Row],
     classes: Sequence[str],
-    worst: Sequence[tuple[ImageFigures, Figure]],
+    worst: Sequence[tuple[str, Arrays, Look]],
     *,
     config: str = "",
     weights: Mapping[str, float] | None = None,
@@ -90,7 +75,7 @@ def write_run_page(
         folder: the run's folder.
         history: figures of each epoch, at least one.
         classes: names of the classes.
-        worst: the worst images with their panels, in the order to show.
+        worst: the names of the worst images, their losses, and how to draw them, in the order to show.
         config: configuration as text.
         weights: of the terms in the loss, by name; all 1 if None. Times them, the terms add up to the loss.
 
@@ -179,30 +164,26 @@ def _classes(best: Row, last: Row, classes: Sequence[str]) -> list[pages.Part]:
     return tables
 
 
-def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> list[pages.Part]:
+def _images(worst: Sequence[tuple[str, Arrays, Look]]) -> list[pages.Part]:
     """Return the images as thumbnails that lead to their panels."""
     if not worst:
         return []
     panels, cards = [], []
-    for at, (image, panel) in enumerate(worst):
-        file = io.BytesIO()
+    for at, (name, arrays, look) in enumerate(worst):
+        panel, file = draw_panel(arrays, look, terms=False, contours=True, width=None), io.BytesIO()
         panel.savefig(file, format="jpeg", dpi=_DPI, pil_kwargs={"quality": 85})
-        line = f"edge loss {image.edge:.4g} · cross-entropy {image.cross_entropy:.4g} · mean IoU {_percent(image.miou)}"
+        figures = shown_figures(arrays.figures)
+        line = " · ".join(f"{key} {figures[key]}" for key in ("edge loss", "cross-entropy", "mean IoU"))
         width, height = (round(_DPI * inches) for inches in panel.get_size_inches())
-        about = {"name": image.name, "id": f"worst-{at}", "alt": f"Maps of {image.name}"}
+        about = {"name": name, "id": f"worst-{at}", "alt": f"Maps of {name}"}
         panels.append(pages.figure(file.getvalue(), line, width=width, height=height, **about))
-        thumbnail = pages.figure(small_jpeg(_errors(panel)))
-        lines = [("mean IoU", _percent(image.miou))]
-        cards.append({"name": image.name, "link": f"#worst-{at}", "figures": [thumbnail], "lines": lines})
+        errors = error_picture(arrays.target[0], arrays.prediction[0], None if look.images is None else look.images[0])
+        thumbnail, lines = pages.figure(small_jpeg(errors)), [("mean IoU", figures["mean IoU"])]
+        cards.append({"name": name, "link": f"#worst-{at}", "figures": [thumbnail], "lines": lines})
     title = "The validation images of the highest edge loss, after the last epoch"
     hint = "Wrong pixels are red. Press a picture to see its maps."
-    figures = {"kind": "figures", "title": "Their maps", "text": "", "rows": [{"figures": panels}], "wide": True}
-    return [{"kind": "gallery", "title": title, "text": hint, "items": cards}, figures]
-
-
-def _errors(panel: Figure) -> Any:  # noqa: ANN401
-    """Return the picture of the wrong pixels, [H, W, 3], of a panel."""
-    return next(axes.images[0].get_array() for axes in panel.axes if axes.get_title(loc="left") == "errors")
+    maps = {"kind": "figures", "title": "Their maps", "text": "", "rows": [{"figures": panels}], "wide": True}
+    return [{"kind": "gallery", "title": title, "text": hint, "items": cards}, maps]
 
 
 def _words(name: str) -> str:

@@ -16,8 +16,9 @@ from page_data import parts_of
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from edgeloss.integrations.run_page import ImageFigures, Row, write_run_page
-from edgeloss.viz import panel
+from edgeloss.integrations.run_page import Row, write_run_page
+from edgeloss.viz import compute_arrays
+from edgeloss.viz.coloring import read_look
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 Browse = Callable[[Path], Any]
@@ -40,12 +41,12 @@ def row_of(epoch: int, miou: float | None = None) -> Row:
     return row
 
 
-def worst() -> list[tuple[ImageFigures, Any]]:
+def worst() -> list[tuple[str, Any, Any]]:
     target = torch.zeros(16, 24, dtype=torch.int64)
     target[4:, 6:] = 1
+    drawn = [compute_arrays(torch.randn(3, 16, 24), target) for _ in range(2)]
     return [
-        (ImageFigures(name, edge, 0.5, 0.25), panel(torch.randn(3, 16, 24), target))
-        for name, edge in ((HOSTILE, 3.25), ("plain", 1.5))
+        (name, one, read_look(one, None, None, None, None)) for name, one in zip((HOSTILE, "plain"), drawn, strict=True)
     ]
 
 
@@ -108,7 +109,8 @@ def test_it_is_accessible(browse: Browse, axe: str, sized: Sized, width: int, da
 def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     history = [row_of(1), row_of(2, miou=0.75), row_of(3, miou=0.75), {**row_of(4), "skipped": 2}]
     options = {"config": f"epochs: 4\noutput: {HOSTILE}", "weights": {"other_side": 1000.0}}
-    page = browse(write_run_page(tmp_path, history, CLASSES, worst(), **options))
+    shown = worst()
+    page = browse(write_run_page(tmp_path, history, CLASSES, shown, **options))
 
     def texts(selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
@@ -143,7 +145,9 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert rows[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
 
     assert texts("figcaption b") == [HOSTILE, "plain"]
-    assert "edge loss 3.25 · cross-entropy 0.5 · mean IoU 25.0%" in texts("figcaption")[0]
+    figures = shown[0][1].figures
+    line = f"edge loss {figures['edge']:#.4g} · cross-entropy {figures['cross_entropy']:#.4g} · mean IoU "
+    assert f"{line}{figures['mean_iou']:.1%}" in texts("figcaption")[0]
     assert "epochs: 4" in texts("pre")[0]
     widths = page.execute_script("return [...document.querySelectorAll('.figures img')].map((one) => one.naturalWidth)")
     assert min(widths) > 400

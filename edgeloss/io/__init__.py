@@ -15,14 +15,7 @@ from edgeloss.io.files import (
     check_file,
     files_by_stem,
 )
-from edgeloss.io.readers import (
-    LABEL_PROBABILITY,
-    Prediction,
-    PredictionKind,
-    read_image,
-    read_labels,
-    read_prediction,
-)
+from edgeloss.io.readers import LABEL_PROBABILITY, Prediction, PredictionKind, read_image, read_labels, read_prediction
 
 __all__ = [
     "ARRAY_SUFFIXES",

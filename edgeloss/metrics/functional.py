@@ -7,10 +7,9 @@ counts by one of ``*_counts``, and scores by :func:`iou_from_counts` or :func:`f
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from itertools import accumulate, groupby, product
+from itertools import groupby, product
 from typing import get_args
 
 import torch
@@ -21,7 +20,6 @@ from edgeloss.metrics.measure import Average, Measure, Score, Spacing
 from edgeloss.neighborhoods import find_edges, sliding_max
 from edgeloss.options import spacing_per_axis
 
-_WORD_BITS = {torch.int32: 31, torch.int64: 63}  # classes that a word stores as bits, without its sign
 _FIXED_POINT_ONE = 2**32  # the integer for a score of 1 where scores of images are summed: integer sums are exact
 
 
@@ -313,31 +311,27 @@ def _border_counts(y: Tensor, num_classes: int, rows: Mapping[tuple[int, ...], i
     the other border: a map of words stores one bit for each class whose border a pixel is on, and the words within the
     disk are combined by or.
     """
-    _, batch, *size = y.shape
     ball = [(*offset, d) for offset, half in rows.items() for d in range(-half, half + 1)]
     # No shift by up to the radius, or to a neighbor, leaves a padded map or enters another image.
     reach = [max(1, *offsets) for offsets in zip(*ball, strict=True)]
-    padded = [length + 2 * amount for length, amount in zip(size, reach, strict=True)]
-    *strides, area = accumulate(reversed(padded), operator.mul, initial=1)  # of the last axis first
-    shifts = [sum(d * stride for d, stride in zip(offset, reversed(strides), strict=True)) for offset in ball]
-    maps = _pad(y, reach, -1).flatten(1)
+    maps = _pad(y, reach, -1).contiguous()
+    batch, (area, *strides) = y.shape[1], maps.stride()[1:]
+    shifts = [sum(d * stride for d, stride in zip(offset, strides, strict=True)) for offset in ball]
+    maps = maps.flatten(1)
     borders = [_border(labels, strides) for labels in maps]
     if class_agnostic:
         num_classes = 1
         borders = [(pixel, torch.zeros_like(label[:1])) for pixel, label in borders]
 
     near = [torch.zeros_like(label, dtype=torch.bool) for _, label in borders]
-    dtype = next((dtype for dtype, bits in _WORD_BITS.items() if num_classes <= bits), torch.int64)
-    word_bits = _WORD_BITS[dtype]
+    dtype, word_bits = (torch.int32, 31) if num_classes <= 31 else (torch.int64, 63)  # without the sign
     for first in range(0, num_classes, word_bits):
-        bits = [
-            torch.where((label >= first) & (label < first + word_bits), 1 << (label - first).clamp(0, word_bits - 1), 0)
-            for _, label in borders
-        ]
-        words = [
-            torch.zeros(maps.shape[1], dtype=dtype, device=y.device).scatter_(0, pixel, bit.sum(0, dtype=dtype))
-            for (pixel, _), bit in zip(borders, bits, strict=True)
-        ]
+        bits, words = [], []
+        for pixel, label in borders:
+            place = label - first
+            bits.append(torch.where((place >= 0) & (place < word_bits), 1 << place.clamp(0, word_bits - 1), 0))
+            of_pixels = torch.zeros(maps.shape[1], dtype=dtype, device=y.device)
+            words.append(of_pixels.scatter_(0, pixel, bits[-1].sum(0, dtype=dtype)))
         for (pixel, _), bit, other_words, matched in zip(borders, bits, reversed(words), near, strict=True):
             covered = torch.zeros_like(pixel, dtype=dtype)
             for shift in shifts:
@@ -358,7 +352,7 @@ def _border(labels: Tensor, strides: Sequence[int]) -> tuple[Tensor, Tensor]:
         Positions [P], and labels [4, P], in 3-D [8, P], of the classes whose border each pixel is on: its own and those
         of its right, lower and lower-right neighbors, and of these in the next slice, with -1 for duplicates.
     """
-    shifts = [sum(steps) for steps in product(*((0, stride) for stride in reversed(strides)))]
+    shifts = [sum(steps) for steps in product(*((0, stride) for stride in strides))]
     here, *neighbors = (labels[shift : len(labels) - shifts[-1] + shift] for shift in shifts)
     differs = torch.zeros_like(here, dtype=torch.bool)
     for neighbor in neighbors:

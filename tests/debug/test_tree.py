@@ -101,11 +101,6 @@ def test_tree_of_many() -> None:
     assert len(columns) == 1
 
 
-def test_tree_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    tree({"a": 1})
-    assert capsys.readouterr().out == "dict   dict of 1\n└── a  1\n"
-
-
 def test_tree_ends() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = [loop, torch.ones(1)]

@@ -1,21 +1,19 @@
-"""The boundary metrics, one class and image at a time, with SciPy, their options, and label maps to score."""
+"""The boundary metrics by all pairs of pixels, their options, and label maps to score."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import ndimage
+from torch import Tensor
 
 from edgeloss.metrics import boundary_f1, boundary_iou, trimap_iou
 
-Spacing = tuple[float, ...]
 VOID = 255
-FUNCTIONS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Any]]] = {
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "boundary_iou": (boundary_iou, {"ratio": 0.05}),
     "trimap_iou": (trimap_iou, {"radius": 2}),
     "boundary_f1": (boundary_f1, {"radius": 2}),
@@ -24,93 +22,65 @@ FUNCTIONS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Any]]] = {
 }
 
 
-def slow_boundary_iou(
-    pred: np.ndarray, target: np.ndarray, classes: int, ratio: float, spacing: Spacing = ()
-) -> list[float]:
-    counts = np.zeros((2, classes))
-    for p, t in zip(pred, target, strict=True):
-        void = t == VOID
-        sizes = spacing or (1.0,) * t.ndim
-        width = ratio * math.hypot(*np.multiply(t.shape, sizes))
-        box = np.ones([2 * max(1, round(width / size)) + 1 for size in sizes])
-        for c in range(classes):
-            bands = []
-            for y in (p, t):
-                eroded = ndimage.binary_erosion((y == c) | void, box)  # void takes nothing away: classes go on there
-                bands.append((y == c) & ~void & ~eroded)
-            counts[:, c] += (bands[0] & bands[1]).sum(), (bands[0] | bands[1]).sum()
-    return ratios(*counts)
-
-
-def slow_trimap_iou(
-    pred: np.ndarray, target: np.ndarray, classes: int, radius: float, spacing: Spacing = ()
-) -> list[float]:
-    confusion = np.zeros((classes, classes))
-    for p, t in zip(pred, target, strict=True):
-        near = np.zeros(t.shape, dtype=bool)
-        for c in np.unique(t[t != VOID]):
-            others = (t != c) & (t != VOID)
-            if others.any():
-                near |= (t == c) & (ndimage.distance_transform_edt(~others, spacing or None) <= radius)
-        np.add.at(confusion, (t[near], p[near]), 1)
-    shared = np.diag(confusion)
-    return ratios(shared, confusion.sum(0) + confusion.sum(1) - shared)
-
-
-def slow_boundary_f1(
-    pred: np.ndarray,
-    target: np.ndarray,
-    classes: int,
-    radius: float,
-    score: str = "f1",
-    class_agnostic: bool = False,
-    per_image: bool = False,
-    spacing: Spacing = (),
-) -> list[float]:
-    dims = target.ndim - 1
-    sizes = np.array(spacing or (1.0,) * dims).reshape(-1, *(1,) * dims)
-    reach = math.ceil(radius / sizes.min())
-    disk = np.square((np.indices((2 * reach + 1,) * dims) - reach) * sizes).sum(0) <= radius**2
-
-    def border(y: np.ndarray, void: np.ndarray, c: int) -> np.ndarray:
-        is_border = np.zeros(y.shape, dtype=bool)
-        for steps in [*product((0, 1), repeat=dims)][1:]:
-            here = tuple(slice(length - step) for length, step in zip(y.shape, steps, strict=True))
-            there = tuple(slice(step, None) for step in steps)
-            differs = y[here] != y[there] if class_agnostic else (y[here] == c) != (y[there] == c)
-            is_border[here] |= differs & ~void[here] & ~void[there]
-        return is_border
-
-    images = []  # one [4, C] each
-    for p, t in zip(pred, target, strict=True):
-        rows = []
-        for c in range(1 if class_agnostic else classes):
-            b_p, b_t = (border(y, t == VOID, c) for y in (p, t))
-            near_p, near_t = (ndimage.binary_dilation(b, disk) for b in (b_p, b_t))
-            rows.append([(b_p & near_t).sum(), b_p.sum(), (b_t & near_p).sum(), b_t.sum()])
-        images.append(np.array(rows).T)
-
-    def by_class(counts: np.ndarray, nothing: tuple[float, float]) -> list[float]:
-        scores = []
-        for hit_p, n_p, hit_t, n_t in counts.T.tolist():
-            precision, recall = hit_p / n_p if n_p else nothing[0], hit_t / n_t if n_t else nothing[0]
-            f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-            scores.append({"f1": f1, "precision": precision, "recall": recall}[score] if n_p + n_t else nothing[1])
-        return scores
-
+def slow_scores(function: Any, pred: Tensor, target: Tensor, classes: int, **options: Any) -> list[float]:
+    """Return the score of each class, with ``VOID`` as the label to ignore."""
+    count = slow_f1_counts if function is boundary_f1 else slow_iou_counts
+    size, dims = target.shape[1:], target.dim() - 1
+    at = torch.stack(torch.meshgrid(*map(torch.arange, size), indexing="ij"), -1).view(-1, dims)
+    pixel = torch.tensor(options.pop("spacing", (1.0,) * dims))
+    score, per_image = options.pop("score", "f1"), options.pop("per_image", False)
+    images = torch.stack([
+        count(torch.stack(maps), torch.arange(classes), at, torch.tensor(size), pixel, **options)
+        for maps in zip(pred.flatten(1), target.flatten(1), strict=True)
+    ])  # fmt: skip
+    if function is not boundary_f1:
+        return [part / whole if whole else math.nan for part, whole in images.sum(0).T.tolist()]
     if per_image:
-        return list(np.mean([by_class(counts, (1.0, 1.0)) for counts in images], 0))
-    return by_class(sum(images), (0.0, math.nan))
+        return list(np.mean([[f1(*row, score, 1.0, 1.0) for row in counts.T.tolist()] for counts in images], 0))
+    return [f1(*row, score, 0.0, math.nan) for row in images.sum(0).T.tolist()]
 
 
-def ratios(numerator: np.ndarray, denominator: np.ndarray) -> list[float]:
-    return [n / d if d else math.nan for n, d in zip(numerator, denominator, strict=True)]
+def slow_iou_counts(
+    maps: Tensor, classes: Tensor, at: Tensor, size: Tensor, pixel: Tensor, *, ratio: float = 0.0, radius: float = 0.0
+) -> Tensor:
+    step, valid = at - at[:, None], maps[1] != VOID
+    differs = (maps[:, None] != maps[:, :, None]) & valid
+    if ratio:
+        reach = (ratio * math.hypot(*(size * pixel)) / pixel).round().clamp(min=1)
+        outside = ((at < reach) | (at >= size - reach)).any(-1)
+        band = valid & (outside | (differs & (step.abs() <= reach).all(-1)).any(-1))
+    else:
+        band = (valid & (differs[1] & ((step * pixel).square().sum(-1) <= radius**2)).any(-1)).expand(2, -1)
+    pred, target = (maps[:, None] == classes[:, None]) & band[:, None]
+    return torch.stack([(pred & target).sum(-1), (pred | target).sum(-1)])
 
 
-SLOW = {boundary_iou: slow_boundary_iou, trimap_iou: slow_trimap_iou, boundary_f1: slow_boundary_f1}
+def slow_f1_counts(
+    maps: Tensor,
+    classes: Tensor,
+    at: Tensor,
+    size: Tensor,
+    pixel: Tensor,
+    *,
+    radius: float,
+    class_agnostic: bool = False,
+) -> Tensor:
+    step, valid = at - at[:, None], maps[1] != VOID
+    near = ((step * pixel).square().sum(-1) <= radius**2).float()
+    neighbors = ((step == 0) | (step == 1)).all(-1) & valid & valid[:, None]
+    marks = maps[:, None] if class_agnostic else maps[:, None] == classes[:, None]  # [2, C, N]
+    pred, target = ((marks[..., None, :] != marks[..., None]) & neighbors).any(-1)
+    near_pred, near_target = (border.float() @ near > 0 for border in (pred, target))
+    return torch.stack([(pred & near_target).sum(-1), pred.sum(-1), (target & near_pred).sum(-1), target.sum(-1)])
 
 
-def blobs(batch: int, *size_and_classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def f1(hit_p: int, n_p: int, hit_t: int, n_t: int, score: str, empty: float, absent: float) -> float:
+    precision, recall = hit_p / n_p if n_p else empty, hit_t / n_t if n_t else empty
+    harmonic = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return {"f1": harmonic, "precision": precision, "recall": recall}[score] if n_p + n_t else absent
+
+
+def blobs(batch: int, *size_and_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return a prediction near a target of regions, some of them void."""
     *size, classes = size_and_classes
     random = np.random.default_rng(seed)

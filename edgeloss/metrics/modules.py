@@ -32,6 +32,8 @@ class _Counting(Metric):
         """Store the options, and create the counts."""
         super().__init__(**kwargs)
         self.measure = measure
+        for option in ("num_classes", "ignore_index", "multilabel", "average", "validate"):  # to be read
+            setattr(self, option, getattr(measure, option))
         # A MetricCollection merges metrics whose states have equal names and, after the first batch, close values. The
         # counts of two radii may be equal then, so the name contains the options.
         multilabel = {"multilabel": True} if measure.multilabel else {}

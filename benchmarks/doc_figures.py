@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from quality import ROOT
 from quality.command import RESULTS
+from quality.offsets import POINTS, at_offsets, best_offsets
 from quality.runs import read_plan
 from quality.tables import BASELINE, Summary, differences_table, number, rows_of, scores_table, summarize
 from result_table import Row, markdown_table, read_rows
@@ -27,6 +28,7 @@ CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 
 OURS, NO_REGIONS = "EdgeAwareLoss()", "EdgeAwareLoss() (region_weight 0)"
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
 MAIN = ("f1_1", "boundary_iou_005", "miou")
+OF_SHAPES = ("hd95", "cldice", "nll_edge", "ece_edge", "ece")
 OF_TRAINED = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
 TRIALS = ("balance", "focus", "region", "study", "terms")  # plans that are scored on held-out images
 PRETRAINED = "camvid 240 × 180"
@@ -209,6 +211,13 @@ def points(summary: Summary) -> str:
     return " / ".join(number(name, summary["differences"][name]["mean"]) for name in MAIN)
 
 
+def ranges(summary: Summary, name: str) -> str:
+    """Return the mean difference of a score, in points, and its interval."""
+    difference = summary["differences"][name]
+    mean, low, high = (number(name, value) for value in (difference["mean"], *difference["interval"]))
+    return f"{mean} [{low}, {high}]"
+
+
 def sets_row(data: str) -> str:
     """Return a row of the five data sets: classes, seeds and scores of the losses."""
     summaries = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
@@ -242,6 +251,52 @@ def readme_sentences() -> list[str]:
         *pretrained_sentences(),
         f"{camvid} points on CamVid and {sstem} on ssTEM",
         f"the {behind:.1f} points of F1 by which the rival is behind on CamVid from scratch",
+    ]
+
+
+def calibration_table() -> list[str]:
+    """Return calibration and shapes of cross-entropy and the default."""
+    return scores_table(((data, quality(data)[loss]) for data in CLASSES for loss in (BASELINE, OURS)), OF_SHAPES)
+
+
+def calibration_sentences() -> list[str]:
+    """Return how much worse the calibration at edges is on two data sets."""
+    nuclei, volumes = (ranges(quality(data)[OURS], "ece_edge") for data in ("dsb2018", "hippocampus"))
+    return [f"on DSB2018 ({nuclei}) and the hippocampus ({volumes})"]
+
+
+@cache
+def offsets() -> dict[str, list[Row]]:
+    """Return the scores of finished networks at several offsets, by data set."""
+    return rows_of(RESULTS / "offsets.jsonl", read_plan(ROOT / "configs/quality-sets.yaml"))
+
+
+def offsets_table() -> list[str]:
+    """Return the scores of each loss at its best offset."""
+    rows = []
+    for data, results in offsets().items():
+        best = best_offsets(results)
+        for row in summarize(at_offsets(results, best)):
+            rows.append((data, row | {"loss": f"{row['loss']}, t = {best[row['loss']]:g}"}))
+    return scores_table(rows, POINTS)
+
+
+def offsets_sentences() -> list[str]:
+    """Return how far the default is ahead with the best offsets and without."""
+
+    def ahead(data: str, baseline: str, *, shifted: bool = True) -> Summary:
+        best = best_offsets(offsets()[data])
+        rows = at_offsets(offsets()[data], best if shifted else dict.fromkeys(best, 0.0))
+        return next(row for row in summarize(rows, baseline) if row["loss"] == OURS)
+
+    of_control, without = (
+        [ranges(ahead("camvid", CONTROL, shifted=shifted), name) for name in MAIN] for shifted in (True, False)
+    )
+    f1, iou, miou = (ranges(ahead("camvid", BASELINE), name) for name in MAIN)
+    return [
+        "it is {} points of F1, {} of Boundary IoU and {} of mIoU; without, {}, {} and {}".format(*of_control, *without),
+        f"{f1}, {iou} and {miou} with the best offsets",
+        f"the control stays {ranges(ahead('sstem', CONTROL), 'f1_1')} points of F1 behind",
     ]
 
 
@@ -316,7 +371,14 @@ FIGURES = {
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
         f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
+        {"docs/quality.md": offsets_table},
+        {"docs/quality.md": offsets_sentences},
         results="offsets.jsonl",
+    ),
+    "calibration": Figures(
+        f'{TABLE} configs/quality-sets.yaml --losses cross-entropy "{OURS}" --metrics {" ".join(OF_SHAPES)}',
+        {"docs/quality.md": calibration_table},
+        {"docs/quality.md": calibration_sentences},
     ),
     "edge weight": Figures(
         "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"

@@ -218,34 +218,25 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
     """
     labels = scene.labels()
     terms, gradient, region = _gradients(scene, said)
-    whole: dict[str, npt.NDArray[Any]] = {}
     scene.cells  # noqa: B018, which several threads would compute at once
-
-    def fill(band: tuple[slice, slice]) -> Neighbors | None:
-        values, near = _examine_band(scene, *band, neighbors)
-        for name, part in values.items():
-            if name not in whole:  # of several threads, one stores its array: np.empty writes nothing
-                whole.setdefault(name, np.empty((*part.shape[:-2], *scene.y.shape[1:]), part.dtype))
-            whole[name][..., band[0], :] = part
-        return near
-
+    bands, parts, distance = scene.bands(), [], None
     with workers() as pool:
-        distance = None
         if neighbors and scene.options.decay is None:
             far = _FAR[labels.size > LARGE]
             distance = pool.submit(boundary_distance, labels, ignore_index=-1, max_distance=far)
-        bands, found = scene.bands(), []
-        for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
-            said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
-            found.append(near)
-        if distance is not None:
-            whole["pixel_distance"] = distance.result()
+        for part in pool.map(lambda band: _examine_band(scene, *band, neighbors), bands):
+            said(f"maps, row {bands[len(parts)][0].stop} of {scene.y.shape[1]}")
+            parts.append(part)
+    axes = dict.fromkeys(Neighbors._fields, -1)  # along the edge pixels; of maps along the rows
+    whole = {name: np.concatenate([part.pop(name) for part in parts], axes.get(name, -2)) for name in [*parts[0]]}
+    if distance is not None:
+        whole["pixel_distance"] = distance.result()
     details = None
     if neighbors:
-        joined = [np.concatenate(values, -1) for values in zip(*cast("list[Neighbors]", found), strict=True)]
-        count = max(most_pairs // max(joined[0].shape[-1], 1), 1)
-        near = Neighbors(*(values[..., :count, :] for values in joined))
-        details = Details(whole.pop("others"), whole.pop("probabilities"), near)
+        near = [whole.pop(name) for name in Neighbors._fields]
+        count = max(most_pairs // max(near[0].shape[-1], 1), 1)
+        near = [values[..., :count, :] for values in near]
+        details = Details(whole.pop("others"), whole.pop("probabilities"), Neighbors(*near))
     return Arrays(
         classes=max(2, scene.inputs.logits.shape[1]),
         target=labels,
@@ -259,10 +250,8 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
 
 
 @torch.no_grad()
-def _examine_band(
-    scene: Scene, rows: slice, around: slice, neighbors: int
-) -> tuple[dict[str, npt.NDArray[Any]], Neighbors | None]:
-    """Return the arrays of a band of rows by name, and the neighbors of its edge pixels if they are asked for."""
+def _examine_band(scene: Scene, rows: slice, around: slice, neighbors: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a band of rows by name, with the neighbors of its edge pixels if they are asked for."""
     options, own = scene.options, slice(rows.start - around.start, rows.stop - around.start)
     checked = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
     y, valid = scene.y[:, around], scene.valid[:, around]
@@ -279,12 +268,12 @@ def _examine_band(
     shown = None if distance is None else distance[:, own].to(x.dtype)
     edge = reduction.edge_term(other_side, same_side, options)
     maps = LossMaps(cross_entropy, same_side, other_side, edge, mask, shown)
-    values = {name: part for name, part in maps._asdict().items() if part is not None}
+    values = near | {name: part for name, part in maps._asdict().items() if part is not None}
     prediction = x.max(1)
     values["prediction"] = prediction.indices.to(torch.int32).masked_fill_(prediction.values.isnan(), -1)
     if neighbors:
         values["others"], values["probabilities"] = _most_probable(x, prediction.indices)
-    return {name: part.cpu().numpy() for name, part in values.items()}, near
+    return {name: part.cpu().numpy() for name, part in values.items()}
 
 
 def stack_arrays(parts: Sequence[Arrays]) -> Arrays:

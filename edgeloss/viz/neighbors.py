@@ -31,7 +31,7 @@ class Neighbors(NamedTuple):
 
 def find_neighbors(
     pairs: reference.Pairs, power: float, count: int, width: int
-) -> tuple[tuple[Tensor, Tensor], Neighbors | None]:
+) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     """Return the two edge terms of edge pixels, and which neighbors they come from.
 
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
@@ -39,14 +39,14 @@ def find_neighbors(
     Args:
         pairs: of the edge pixels and their neighbors.
         power: of the means.
-        count: T, the number of neighbors per edge pixel; None are returned for 0.
+        count: T, the number of neighbors per edge pixel; none are returned for 0.
         width: of the image.
 
     Returns:
-        The terms on the same side and the other side, [M] each, and the neighbors, on the CPU.
+        The terms on the same side and the other side, [M] each, and the fields of :class:`Neighbors`, by name.
     """
     if not count:
-        return reference.side_terms(pairs, pairs.t, power), None
+        return reference.side_terms(pairs, pairs.t, power), {}
     with torch.inference_mode(False), torch.enable_grad():
         leaf = pairs.t.clone().requires_grad_()
         sides = reference.side_terms(pairs, leaf, power)
@@ -56,10 +56,10 @@ def find_neighbors(
     center, n = pairs.center[row], pairs.n[order]
     step = torch.zeros(2, count, len(pairs.center), dtype=torch.int16, device=t.device)
     step[:, rank, row] = torch.stack([n // width - center // width, n % width - center % width]).short()
-    table = t.new_full((2, *step.shape[1:]), torch.nan)
-    table[:, rank, row] = torch.stack([-t, share[order].to(t.dtype)])
+    nll, share_of = t.new_full((2, *step.shape[1:]), torch.nan)
+    nll[rank, row], share_of[rank, row] = -t, share[order].to(t.dtype)
     same_side, other_side = (side.detach() for side in sides)
-    return (same_side, other_side), Neighbors(step.cpu().numpy(), *table.cpu().numpy())
+    return (same_side, other_side), {"step": step, "nll": nll, "share": share_of}
 
 
 def _largest(pairs: reference.Pairs, count: int) -> tuple[Tensor, Tensor]:

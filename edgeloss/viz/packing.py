@@ -1,4 +1,4 @@
-"""The arrays of a report → text for its page: rounded to 16-bit codes, in bands, compressed, with their histograms."""
+"""The arrays of a report → text for its page: as 16-bit codes, in bands of rows, compressed, with their histograms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import enum
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -18,13 +18,8 @@ from edgeloss.viz.coloring import ColoredMap
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
-_EDGE_LAYERS = ("same_side", "other_side", "edge")
-_EXACT_LAYERS = (
-    "gradient",
-    "region",
-    "distance",
-    "pixel_distance",
-)  # whose small values matter: they have no smallest step
+# Layers whose small values matter: they have no smallest step.
+_EXACT_LAYERS = ("gradient", "region", "distance", "pixel_distance")
 _LEVELS = 6, 3  # of zlib; of large pictures
 _BAND = 2**19  # pixels of the image
 _BINS = 60
@@ -33,12 +28,13 @@ _BINS = 60
 class Code(enum.IntEnum):
     """Codes that are no numbers, the first code of a number, which is 0, and that of inf; nan is larger.
 
-    The former precede those of all numbers: the maximum of several pixels is that of their numbers.
+    The former precede those of all numbers: the maximum of several pixels is that of their numbers. Class k is stored
+    as the number of its place, ``FIRST`` + k.
     """
 
     HIDDEN = 0  # by a filter of the page; no pixel is stored so
-    IGNORED = 1
-    OFF_EDGES = 2
+    IGNORED = 1  # of a prediction: where a logit is nan
+    NOTHING = 2  # off the edges, a gradient of exactly 0, or no other label nearby
     FIRST = 3
     NOT_FINITE = 0xFF00 + FIRST
 
@@ -63,15 +59,6 @@ class Precision(NamedTuple):
         return min(max(self.bits - 1, 1), 3)
 
 
-class _Stored(NamedTuple):
-    """An array of labels or of codes of floats: its kind and shape, its bands of rows, and whether it is a layer."""
-
-    kind: str
-    shape: tuple[int, ...]
-    bands: Iterator[_Array]
-    layer: ColoredMap | None = None
-
-
 def pack_images(
     images: Sequence[Arrays], layers: Sequence[ColoredMap], room: int, pool: Executor
 ) -> tuple[list[dict[str, Any]], Precision]:
@@ -87,7 +74,7 @@ def pack_images(
     bits = max(8 - int(1.2 * math.log2(max(pixels / LARGE, 1))), 1)  # fits for logits that vary slowly, as of networks
     while True:
         packed = [_pack(image, layers, at, Precision(bits), pool) for at, image in enumerate(images)]
-        size = sum(len(band) for image in packed for array in image["arrays"].values() for band in array["bands"])
+        size = sum(len(band) for arrays in packed for array in arrays.values() for band in array["bands"])
         if size <= room or bits == 1:
             return packed, Precision(bits)
         bits = max(bits - (1 if size < 1.3 * room else 2), 1)
@@ -96,72 +83,63 @@ def pack_images(
 def _pack(
     image: Arrays, layers: Sequence[ColoredMap], at: int, precision: Precision, pool: Executor
 ) -> dict[str, dict[str, Any]]:
-    def run(stored: _Stored) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        kind, shape, bands, layer = stored
-        texts, counts = [], np.zeros(2**16, np.int64)
-        for codes in bands:
-            # Of codes, all high bytes precede all low bytes: similar bytes are adjacent, and compress well.
-            content = codes.view(np.uint8).reshape(-1, 2).T[::-1] if kind == "float" else codes
-            texts.append(base64.b64encode(zlib.compress(content.tobytes(), _LEVELS[math.prod(shape) > LARGE])).decode())
-            if layer is not None:
-                counts += np.bincount(codes.ravel(), minlength=2**16)
-        bins = None if layer is None else histogram(counts, log=layer.kind.log)
-        return {"kind": kind, "shape": shape, "bands": texts}, bins
-
-    stored = _arrays(image, layers, at, precision)
-    packed = dict(zip(stored, pool.map(run, stored.values()), strict=True))  # zlib and NumPy let other threads run
-    return {
-        "arrays": {name: array for name, (array, _) in packed.items()},
-        "histograms": {layer.key: packed[layer.key][1] for layer in layers},
-    }
-
-
-def _arrays(image: Arrays, layers: Sequence[ColoredMap], at: int, precision: Precision) -> dict[str, _Stored]:
-    """Return the arrays of an image by name, in bands: a page unpacks those that it shows."""
     details, edges = image.details, image.maps["edge_mask"][0]
     assert details is not None
     count = max(1, round(edges.size / _BAND))
+    rows = [len(edges) * band // count for band in range(1, count)]  # where bands begin
+    on_edges = np.concatenate([[0], edges.sum(1).cumsum()])[rows]  # the same, counted in edge pixels
 
-    def bands(rows: int) -> list[slice]:
-        return [slice(rows * band // count, rows * (band + 1) // count) for band in range(count)]
+    def labels(values: _Array) -> _Array:
+        codes = values.astype(np.uint8 if image.classes <= 255 - Code.FIRST else np.uint16)
+        codes += codes.dtype.type(Code.FIRST)
+        codes[values < 0] = Code.IGNORED
+        return codes
 
-    starts = np.concatenate([[0], edges.sum(1).cumsum()])  # of the edge pixels of each row
-    on_edges = [slice(int(starts[rows.start]), int(starts[rows.stop])) for rows in bands(len(edges))]
+    def floats(values: _Array) -> _Array:
+        return encode(values, precision.bits, precision.step)
 
-    def labels(values: _Array) -> _Stored:
-        # The largest value of the type stands for -1, and a page hides pixels by the one below.
-        dtype = np.uint8 if image.classes <= 254 else np.uint16
-        return _Stored(dtype.__name__, values.shape, (values[rows].astype(dtype) for rows in bands(len(values))))
+    def colored(layer: ColoredMap) -> _Array:
+        codes = encode(layer.raw[at], precision.bits, 0 if layer.key in _EXACT_LAYERS else precision.step)
+        codes[layer.nothing[at]] = Code.NOTHING
+        codes[layer.void[at]] = Code.IGNORED
+        return _enlarge(codes, edges.shape)
 
-    def floats(values: _Array, parts: Sequence[slice]) -> _Stored:
-        codes = (encode(values[part], precision.bits, precision.step) for part in parts)
-        return _Stored("float", values.shape, codes)
+    def pack(codes_of: Callable[[Any], _Array], values: Any, cuts: Sequence[int]) -> dict[str, Any]:  # noqa: ANN401
+        codes = codes_of(values)
+        bands, level = np.split(codes, cuts), _LEVELS[codes.size > LARGE]
+        packed = {"kind": codes.dtype.name, "shape": codes.shape, "bands": [_compress(band, level) for band in bands]}
+        if codes_of is colored:
+            counts = sum(np.bincount(band.ravel(), minlength=2**16) for band in bands)
+            packed["histogram"] = histogram(np.asarray(counts), log=values.kind.log)
+        return packed
 
-    def colored(layer: ColoredMap) -> _Stored:
-        raw, void = layer.raw[at], layer.void[at]
-        step = 0 if layer.key in _EXACT_LAYERS else precision.step
-
-        def codes(rows: slice) -> _Array:
-            if layer.key in _EDGE_LAYERS:
-                result = np.full(raw[rows].shape, Code.OFF_EDGES, np.uint16)
-                result[edges[rows]] = encode(raw[rows][edges[rows]], precision.bits, step)
-            else:
-                result = encode(raw[rows], precision.bits, step)
-            result[void[rows]] = Code.IGNORED
-            return result
-
-        return _Stored("float", raw.shape, map(codes, bands(len(raw))), layer)
-
-    stored = {"truth": labels(image.target[0]), "prediction": labels(image.prediction[0])}
+    arrays: dict[str, tuple[Any, ...]] = {"truth": (labels, image.target[0], rows)}
+    arrays["prediction"] = labels, image.prediction[0], rows
     for rank, probability in enumerate(details.probabilities[: precision.classes, 0]):
         if rank:  # rank 0 is the prediction
-            stored[f"class_{rank}"] = labels(details.others[rank - 1, 0])
-        stored[f"probability_{rank}"] = floats(probability, bands(len(probability)))
-    stored |= {layer.key: colored(layer) for layer in layers}
+            arrays[f"class_{rank}"] = labels, details.others[rank - 1, 0], rows
+        arrays[f"probability_{rank}"] = floats, probability, rows
+    arrays |= {layer.key: (colored, layer, rows) for layer in layers}
     near = details.neighbors
-    stored |= {"nll": floats(near.nll.T, on_edges), "share": floats(near.share.T, on_edges)}
-    steps = (_Stored("int16", step.T.shape, map(step.T.__getitem__, on_edges)) for step in near.step)
-    return stored | dict(zip(("down", "right"), steps, strict=True))
+    arrays |= {"nll": (floats, near.nll.T, on_edges), "share": (floats, near.share.T, on_edges)}
+    steps = [(np.ascontiguousarray, step.T, on_edges) for step in near.step]
+    arrays |= dict(zip(("down", "right"), steps, strict=True))
+    # zlib and NumPy let other threads run.
+    return dict(zip(arrays, pool.map(pack, *zip(*arrays.values(), strict=True)), strict=True))
+
+
+def _compress(codes: _Array, level: int) -> str:
+    """Return codes as text: all high bytes precede all low bytes, as similar bytes that are adjacent compress well."""
+    content = codes.view(np.uint8).reshape(-1, codes.itemsize).T[::-1]
+    return base64.b64encode(zlib.compress(content.tobytes(), level)).decode()
+
+
+def _enlarge(cells: _Array, shape: tuple[int, ...]) -> _Array:
+    """Return the nearest of the cells [h, w] for each pixel [H, W]: all layers of a page have one resolution."""
+    for axis, length in enumerate(shape):
+        if (size := cells.shape[axis]) != length:
+            cells = cells.take((2 * np.arange(length) + 1) * size // (2 * length), axis)
+    return cells
 
 
 # -------------------------------------------------------------------------------------------------------------- codes
@@ -227,8 +205,7 @@ def histogram(counts: _Array, *, log: bool) -> dict[str, Any] | None:
         return None
     numbers = decode(codes).astype(np.float64)
     numbers = np.log10(numbers) if log else numbers
-    low = float(numbers.min()) if log else 0.0
-    width = (float(numbers.max()) - low) / _BINS or 1.0
-    bins = np.minimum(((numbers - low) / width).astype(int), _BINS - 1)
-    sums = np.bincount(bins, counts[codes], _BINS).astype(int)
-    return {"low": low, "width": width, "counts": sums.tolist()}
+    low, high = float(numbers.min()) if log else 0.0, float(numbers.max())
+    high = high if high > low else low + _BINS
+    sums, _ = np.histogram(numbers, _BINS, (low, high), weights=counts[codes])
+    return {"low": low, "width": (high - low) / _BINS, "counts": sums.astype(int).tolist()}

@@ -104,13 +104,13 @@ def draw_report(
         packed, precision = pack_images(examined, layers, room, pool)
         images = [
             about.result()
-            | numbers
             | {
+                "arrays": arrays_of_image,
                 "name": f"{index + 1} of {len(examined)}" if names is None else names[index],
                 "picture": pictures[index],
                 "layers": [_about_layer(layer, index) for layer in layers],
             }
-            for index, (about, numbers) in enumerate(zip(abouts, packed, strict=True))
+            for index, (about, arrays_of_image) in enumerate(zip(abouts, packed, strict=True))
         ]
     viewer = {
         "kind": "viewer",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
@@ -203,31 +204,20 @@ def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dic
         ``row`` and ``column`` of the middles; ``top``, ``left`` and ``across`` of the squares to show; the ``sum``,
         None where it is not finite; and the ``labels`` of the most frequent mistake there, or of the middle.
     """
-    rows, columns = losses.shape
-    size = min(max(round(min(rows, columns) / 12), 8), 64)
-    starts = [np.arange(0, length, size) for length in losses.shape]
-    lines = np.stack([losses[top : top + size].sum(0, dtype=np.float64) for top in starts[0]])  # faster than reduceat
-    sums = np.add.reduceat(lines, starts[1], axis=1)
-    places: list[tuple[int, int]] = []
-    order = np.argsort(-np.nan_to_num(sums, nan=np.inf), axis=None, kind="stable")
-    for block in order[: np.count_nonzero(sums)]:
-        y, x = divmod(int(block), sums.shape[1])
-        if all(max(abs(y - v), abs(x - u)) > 1 for v, u in places):
-            places.append((y, x))
-        if len(places) == _PLACES:
-            break
-    across = min(round(1.8 * size), rows, columns)
-    found = []
-    for y, x in places:
-        middle = min(int((y + 0.5) * size), rows - 1), min(int((x + 0.5) * size), columns - 1)
-        row, column = middle
+    size = min(max(round(min(losses.shape) / 12), 8), 64)
+    blocks = torch.from_numpy(losses)[None].double()
+    sums = F.avg_pool2d(blocks, size, ceil_mode=True, divisor_override=1)[0].nan_to_num(torch.inf, torch.inf).numpy()
+    across, places = min(round(1.8 * size), *losses.shape), []
+    while len(places) < _PLACES and (total := float(sums.max())) > 0:
+        y, x = np.unravel_index(sums.argmax(), sums.shape)
+        sums[max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2] = 0
+        middle = [min(int((at + 0.5) * size), length - 1) for at, length in zip((y, x), losses.shape, strict=True)]
         top, left = (
             min(max(at - across // 2, 0), length - across) for at, length in zip(middle, losses.shape, strict=True)
         )
         part = slice(top, top + across), slice(left, left + across)
         most = mistakes(target[part], prediction[part])
-        labels = most[0][:2] if most else [int(target[middle])]
-        total = float(sums[y, x]) if np.isfinite(sums[y, x]) else None
-        place = {"row": row, "column": column, "top": top, "left": left, "across": across}
-        found.append(place | {"sum": total, "labels": labels})
-    return found
+        place = {"row": middle[0], "column": middle[1], "top": top, "left": left, "across": across}
+        labels = most[0][:2] if most else [int(target[tuple(middle)])]
+        places.append(place | {"sum": total if math.isfinite(total) else None, "labels": labels})
+    return places

@@ -20,22 +20,17 @@ def carried(page: str) -> dict[str, Any]:
     return viewer
 
 
-def raw_bytes(array: dict[str, Any]) -> list[bytes]:
-    """Unpack the bands of an array of a page."""
-    return [zlib.decompress(base64.b64decode(band)) for band in array["bands"]]
-
-
-def raw_codes(array: dict[str, Any]) -> npt.NDArray[Any]:
-    """Unpack the codes of floats as the script of a page does."""
-    bands = [np.frombuffer(band, np.uint8).reshape(2, -1).astype(np.uint32) for band in raw_bytes(array)]
-    return np.concatenate([high << 8 | low for high, low in bands]).reshape(array["shape"])
+def codes(array: dict[str, Any]) -> npt.NDArray[Any]:
+    """Unpack the codes of an array as the script of a page does."""
+    size = np.dtype(array["kind"]).itemsize
+    bands = [np.frombuffer(zlib.decompress(base64.b64decode(band)), np.uint8) for band in array["bands"]]
+    parts = [band.reshape(size, -1)[::-1].T.copy().view(array["kind"]) for band in bands]
+    return np.concatenate(parts).reshape(array["shape"])
 
 
 def decoded(array: dict[str, Any]) -> npt.NDArray[Any]:
-    """Decode an array of a page; codes that are no numbers become 0."""
-    if array["kind"] != "float":
-        return np.frombuffer(b"".join(raw_bytes(array)), array["kind"]).reshape(array["shape"])
-    return decode(raw_codes(array))
+    """Decode an array of floats; codes that are no numbers become 0."""
+    return decode(codes(array))
 
 
 class Page:
@@ -66,8 +61,7 @@ class Page:
         script = """
             const [key, level] = arguments;
             const painted = () => {
-                const { rows, columns } = gridOf(key);
-                const [width, height] = [columns, rows].map((size) => Math.ceil(size / 2 ** level));
+                const [width, height] = [image.columns, image.rows].map((size) => Math.ceil(size / 2 ** level));
                 return [height, width, [...cells(key, level, 0, 0, width, height).data]];
             };
             return image.has(key) ? image.need(key).then(painted) : painted();

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from page_data import page_data
-from report_page import carried, decoded, raw_codes
+from report_page import carried, codes, decoded
 from scenes import large_image, patches
 
 from edgeloss.metrics import boundary_f1
@@ -31,9 +31,9 @@ def test_the_page_holds_the_maps() -> None:
         assert alone.region is not None
         for name, size in (("gradient", alone.gradient), ("region", alone.region)):
             np.testing.assert_allclose(decoded(image["arrays"][name]), size[0], rtol=2**-9, atol=1e-37, err_msg=name)
-        codes = raw_codes(image["arrays"]["edge"])
-        np.testing.assert_array_equal(codes == Code.IGNORED, computed.target[index] < 0)
-        np.testing.assert_array_equal(codes >= Code.FIRST, computed.maps["edge_mask"][index])
+        stored = codes(image["arrays"]["edge"])
+        np.testing.assert_array_equal(stored == Code.IGNORED, computed.target[index] < 0)
+        np.testing.assert_array_equal(stored >= Code.FIRST, computed.maps["edge_mask"][index])
 
 
 def test_non_finite_values_are_stored() -> None:
@@ -42,7 +42,7 @@ def test_non_finite_values_are_stored() -> None:
     arrays = carried(report(logits, target))["images"][0]["arrays"]
     assert np.isnan(decoded(arrays["cross_entropy"])[10, 10])
     assert not np.isfinite(decoded(arrays["gradient"])[20, 30])
-    assert decoded(arrays["prediction"])[10, 10] == 255
+    assert codes(arrays["prediction"])[10, 10] == Code.IGNORED
     stored = decoded(arrays["pixel_distance"])
     assert np.isfinite(stored[target[0] >= 0]).all()
 
@@ -50,22 +50,22 @@ def test_non_finite_values_are_stored() -> None:
 def test_an_image_without_an_edge() -> None:
     page = report(torch.randn(3, 8, 8), torch.zeros(8, 8, dtype=torch.int64))
     arrays = carried(page)["images"][0]["arrays"]
-    assert (raw_codes(arrays["edge"]) == Code.OFF_EDGES).all()
-    assert np.isinf(decoded(arrays["pixel_distance"])).all()
+    assert (codes(arrays["edge"]) == Code.NOTHING).all()
+    assert (codes(arrays["pixel_distance"]) == Code.NOTHING).all()
     report(torch.randn(3, 8, 8), torch.full((8, 8), -100))  # all ignored
 
 
 def test_histograms_count_the_pixels_that_have_a_value() -> None:
     logits, target = patches()
     computed = compute_arrays(logits, target)
-    histograms = carried(report(logits, target))["images"][0]["histograms"]
+    arrays = carried(report(logits, target))["images"][0]["arrays"]
     valid, edges = computed.target[0] >= 0, computed.maps["edge_mask"][0]
     expected = {"cross_entropy": valid, "edge": edges, "gradient": computed.gradient[0] > 0}
     for name, counted in expected.items():
-        assert sum(histograms[name]["counts"]) == counted.sum()
+        assert sum(arrays[name]["histogram"]["counts"]) == counted.sum()
     values = computed.maps["cross_entropy"][0][valid].astype(float)
     counts, _ = np.histogram(values, 60, (0, values.max()))
-    assert np.abs(np.cumsum(counts) - np.cumsum(histograms["cross_entropy"]["counts"])).max() <= 8  # rounded values
+    assert np.abs(np.cumsum(counts) - np.cumsum(arrays["cross_entropy"]["histogram"]["counts"])).max() <= 8  # rounded values
 
 
 def test_the_worst_places_do_not_touch() -> None:

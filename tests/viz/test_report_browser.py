@@ -372,7 +372,7 @@ def test_logits_of_lower_resolution(opened: Opened, monkeypatch: pytest.MonkeyPa
     criterion = EdgeAwareLoss(upsample=True)
     page = opened(logits, target, criterion=criterion)
     page.choose(0, "gradient")
-    assert page.layer("gradient").shape == (6, 9, 4)
+    assert page.layer("gradient").shape == (24, 36, 4)
     page.point(0, 13, 22)
     shown = float(dict(page.table("terms"))["|gradient|"])
     assert shown == pytest.approx(compute_arrays(logits, target, criterion).gradient[0, 13 // 4, 22 // 4], rel=0.01)

@@ -7,32 +7,27 @@ const rgba = (hex) => {
 };
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
 const scale = data.scale.map(rgba);
-const [RIGHT_PIXEL, WRONG_PIXEL] = [2, 3]; // next to HIDDEN and IGNORED, the codes of "right and wrong"
+const [RIGHT_PIXEL, WRONG_PIXEL] = [FIRST, FIRST + 1]; // the codes of "right and wrong"
 const CONTOURS = { "contour truth": "#ffffff", "contour prediction": "#ff6b35" };
 
-// The color of each code or label of a layer.
+// The color of each code of a layer.
 const paintingOf = (key) => {
   const painting = new Uint32Array(65536);
   const layer = layerOf(key);
-  const { none } = image.arrays[key] ?? {};
+  [painting[IGNORED], painting[NOTHING]] = [key === "prediction" ? special.loud : special.void, special.nothing];
   if (key in CONTOURS) painting.fill(rgba(CONTOURS[key]), 1);
   else if (key === "picture") painting[HIDDEN] = special.void; // a veil
   else if (key === "errors") {
     const right = image.picture ? (special.right & 0xffffff) | (70 << 24) : special.right; // the image is seen there
-    [painting[IGNORED], painting[RIGHT_PIXEL], painting[WRONG_PIXEL]] = [special.void, right, special.wrong];
-  } else if (!layer) {
-    painting.set(colors.map(rgba));
-    painting[none] = key === "truth" ? special.void : special.loud;
-  } else {
-    const far = isDistance(key) ? special.nothing : special.loud;
-    for (let code = FIRST; code < 65536; code++) {
+    [painting[RIGHT_PIXEL], painting[WRONG_PIXEL]] = [right, special.wrong];
+  } else if (!layer) painting.set(colors.map(rgba), FIRST);
+  else {
+    for (let code = FIRST; code < NOT_FINITE; code++) {
       const value = layer.log ? Math.log10(NUMBERS[code]) : NUMBERS[code];
       const part = (value - layer.low) / (layer.high - layer.low);
       painting[code] = scale[limited(Math.floor(part * scale.length), 0, scale.length - 1)];
-      if (code >= NOT_FINITE) painting[code] = code === NOT_FINITE ? far : special.loud;
     }
-    if (layer.nothing === "zero") painting[FIRST] = special.nothing;
-    [painting[IGNORED], painting[OFF_EDGES]] = [special.void, special.nothing];
+    painting.fill(special.loud, NOT_FINITE);
   }
   return painting;
 };
@@ -42,7 +37,7 @@ const paintingOf = (key) => {
 const largest = (a, b) => (b > a ? b : a);
 const nearest = (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a);
 const first = (a) => a;
-const stays = (key) => (isDistance(key) ? nearest : layerOf(key) || key in CONTOURS ? largest : first);
+const stays = (key) => (layerOf(key)?.nothing === "far" ? nearest : layerOf(key) || key in CONTOURS ? largest : first);
 
 const halved = ({ values, rows, columns }, better) => {
   const [down, across] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
@@ -60,42 +55,34 @@ const halved = ({ values, rows, columns }, better) => {
 
 // Return a layer at a level, each of half the resolution of the one before; made when it is first drawn.
 const levelOf = (key, level) => {
+  const { rows, columns, levels } = image;
   const make = () => (key in CONTOURS ? contourOf(key.slice("contour ".length)) : visibleCodes(key));
-  if (!image.levels.has(key)) image.levels.set(key, [make()]);
-  const levels = image.levels.get(key);
-  while (levels.length <= level) levels.push(halved(levels[levels.length - 1], stays(key)));
-  return levels[level];
+  if (!levels.has(key)) levels.set(key, [{ values: make(), rows, columns }]);
+  const made = levels.get(key);
+  while (made.length <= level) made.push(halved(made[made.length - 1], stays(key)));
+  return made[level];
 };
 
-// Return the codes or labels of a layer, those of pixels that do not pass the filter hidden.
+// Return the codes of a layer, those of pixels that do not pass the filter hidden.
 const visibleCodes = (key) => {
-  const { truth, prediction } = image.arrays;
-  const { rows, columns, values, none } = image.arrays[key] ?? truth;
-  const { keep } = image;
-  let codes = values;
-  if (key === "picture") codes = new Uint8Array(values.length).fill(IGNORED);
-  if (key === "errors") {
-    const code = (label, at) => (label === none ? IGNORED : label === prediction.values[at] ? RIGHT_PIXEL : WRONG_PIXEL);
-    codes = values.map(code);
-  }
-  if (!keep) return { rows, columns, values: codes };
-  const hidden = codes === values && none ? none - 1 : HIDDEN;
-  const full = keep.length === values.length;
-  const kept = (at) => (full ? at : (([y, x]) => y * truth.columns + x)(pixelOf({ rows, columns }, at)));
-  return { rows, columns, values: codes.map((code, at) => (keep[kept(at)] ? code : hidden)) };
+  const { arrays, keep } = image;
+  const { truth, prediction } = arrays;
+  let codes = arrays[key];
+  if (key === "picture") codes = new Uint8Array(truth.length).fill(FIRST);
+  if (key === "errors")
+    codes = truth.map((code, at) => (code < FIRST ? IGNORED : code === prediction[at] ? RIGHT_PIXEL : WRONG_PIXEL));
+  return keep ? codes.map((code, at) => (keep[at] ? code : HIDDEN)) : codes;
 };
 
 // The pixels at a contour: 1 where the right neighbor has another label, plus 2 where the lower one has.
 const contourOf = (name) => {
-  const { rows, columns, values, none } = image.arrays[name];
-  const found = new Uint8Array(values.length);
-  const differ = (a, b) => a !== b && a !== none && b !== none;
-  for (let y = 0, at = 0; y < rows; y++)
-    for (let x = 0; x < columns; x++, at++) {
-      if (x + 1 < columns && differ(values[at], values[at + 1])) found[at] = 1;
-      if (y + 1 < rows && differ(values[at], values[at + columns])) found[at] += 2;
-    }
-  return { rows, columns, values: found };
+  const { rows, columns } = image;
+  const labels = image.arrays[name];
+  const differ = (a, b) => a !== b && a >= FIRST && b >= FIRST;
+  return labels.map((label, at) => {
+    const right = (at + 1) % columns && differ(label, labels[at + 1]);
+    return right + 2 * (at + columns < rows * columns && differ(label, labels[at + columns]));
+  });
 };
 
 // Return the colors of rows [y0, y1) and columns [x0, x1) of a layer at a level.
@@ -136,29 +123,26 @@ const scratch = document.createElement("canvas");
 
 // Draw the visible part of a layer. A frame is the place of the canvas: its left and top in pixels of the image, and how
 // many dots of the screen a pixel takes.
-const drawGrid = (context, frame, key, opacity = 1) => {
-  const { truth } = image.arrays;
-  const grid = gridOf(key);
-  const dots = frame.dots * (truth.columns / grid.columns);
+const drawGrid = (context, { left, top, dots }, key, opacity = 1) => {
   const level = Math.max(0, Math.ceil(Math.log2(1 / dots) - 1e-9));
-  const cell = 2 ** level * (truth.columns / grid.columns); // its size in pixels of the image
-  const cellDown = 2 ** level * (truth.rows / grid.rows);
+  const { rows, columns } = levelOf(key, level);
+  const cell = 2 ** level; // its size in pixels of the image
   const { width, height } = context.canvas;
-  const x0 = limited(Math.floor(frame.left / cell), 0, Math.ceil(grid.columns / 2 ** level) - 1);
-  const y0 = limited(Math.floor(frame.top / cellDown), 0, Math.ceil(grid.rows / 2 ** level) - 1);
-  const x1 = limited(Math.ceil((frame.left + width / frame.dots) / cell), x0 + 1, Math.ceil(grid.columns / 2 ** level));
-  const y1 = limited(Math.ceil((frame.top + height / frame.dots) / cellDown), y0 + 1, Math.ceil(grid.rows / 2 ** level));
+  const x0 = limited(Math.floor(left / cell), 0, columns - 1);
+  const y0 = limited(Math.floor(top / cell), 0, rows - 1);
+  const x1 = limited(Math.ceil((left + width / dots) / cell), x0 + 1, columns);
+  const y1 = limited(Math.ceil((top + height / dots) / cell), y0 + 1, rows);
   [scratch.width, scratch.height] = [x1 - x0, y1 - y0];
   scratch.getContext("2d").putImageData(cells(key, level, x0, y0, x1, y1), 0, 0);
   context.globalAlpha = opacity;
   context.imageSmoothingEnabled = false;
-  const [left, top] = [(x0 * cell - frame.left) * frame.dots, (y0 * cellDown - frame.top) * frame.dots];
-  context.drawImage(scratch, left, top, (x1 - x0) * cell * frame.dots, (y1 - y0) * cellDown * frame.dots);
+  const size = cell * dots;
+  context.drawImage(scratch, x0 * size - left * dots, y0 * size - top * dots, (x1 - x0) * size, (y1 - y0) * size);
   context.globalAlpha = 1;
 };
 
 const drawPicture = (context, frame, opacity) => {
-  const { rows, columns } = image.arrays.truth;
+  const { rows, columns } = image;
   context.globalAlpha = opacity;
   context.imageSmoothingEnabled = frame.dots < 2;
   context.imageSmoothingQuality = "high";

@@ -65,14 +65,10 @@ const makeLegend = () => {
 
 // ---------------------------------------------------------------------------------------------------------- histograms
 
-// Return the bin of each code, 255 for what has none.
-const binsOf = ({ low, width, counts }, { log }) => {
-  const first = log ? FIRST + 1 : FIRST;
-  const scaled = (code) => (log ? Math.log10(NUMBERS[code]) : NUMBERS[code]);
-  const binOf = new Uint8Array(65536).fill(255);
-  for (let code = first; code < NOT_FINITE; code++)
-    binOf[code] = limited(Math.floor((scaled(code) - low) / width), 0, counts.length - 1);
-  return binOf;
+// Return the code of the least number that is not below a value.
+const codeOf = (value) => {
+  const code = NUMBERS.findIndex((one, at) => at >= FIRST && one >= value);
+  return code < 0 ? NOT_FINITE : code;
 };
 
 // Bars on a log scale, as the path of an SVG as wide as there are bins.
@@ -85,7 +81,7 @@ const barsOf = (counts, low, high) => {
 };
 
 const makeHistogram = (layer) => {
-  const histogram = image.histograms[layer.key];
+  const { histogram } = image.packed[layer.key];
   if (!histogram) return null;
   const { low: lowest, width: step, counts } = histogram;
   const most = counts.length - 1;
@@ -100,7 +96,6 @@ const makeHistogram = (layer) => {
   const ends = element("div", { className: "ends" }, ...[0, most + 1].map((bin) => element("span", { textContent: number(border(bin)) })));
   const figure = element("figure", {}, element("figcaption", { textContent: name }, about), chart, ends, element("div", { className: "sliders" }, from, to));
 
-  let binOf; // of each code, once it is needed
   const choose = (first, last) => {
     const [low, high] = [Math.min(first, last), Math.max(first, last)];
     [from.value, to.value] = [low, high];
@@ -109,7 +104,8 @@ const makeHistogram = (layer) => {
     chosen.setAttribute("d", barsOf(counts, low, high));
     const whole = low === 0 && high === most;
     about.textContent = whole ? "" : text;
-    whole ? filter.ranges.delete(layer.key) : filter.ranges.set(layer.key, { binOf: (binOf ??= binsOf(histogram, layer)), low, high, text });
+    if (whole) filter.ranges.delete(layer.key);
+    else filter.ranges.set(layer.key, { first: low ? codeOf(border(low)) : FIRST + layer.log, end: high < most ? codeOf(border(high + 1)) : NOT_FINITE, text });
   };
   const apply = async (first, last) => {
     const about = image;

@@ -22,16 +22,17 @@ const neighbors = (y, x) =>
 const likely = (y, x) => {
   const rows = [];
   for (let k = 0; image.has(`probability_${k}`); k++) {
-    const label = image.valueAt(k ? `class_${k}` : "prediction", y, x);
-    if (label !== image.arrays.prediction.none) rows.push([named(label, "loud"), number(NUMBERS[image.valueAt(`probability_${k}`, y, x)])]);
+    const label = image.codeAt(k ? `class_${k}` : "prediction", y, x) - FIRST;
+    if (label >= 0) rows.push([named(label, "loud"), number(NUMBERS[image.codeAt(`probability_${k}`, y, x)])]);
   }
   return rows;
 };
 
+const NOTHING_IS = { "off the edges": "no edge", zero: "0", far: "Infinity" };
 const terms = (y, x) =>
-  image.layers.map(({ key, name }) => {
-    const code = image.valueAt(key, y, x);
-    return [name, code === OFF_EDGES ? "no edge" : code === IGNORED ? "–" : number(NUMBERS[code])];
+  image.layers.map(({ key, name, nothing }) => {
+    const code = image.codeAt(key, y, x);
+    return [name, code === IGNORED ? "–" : code === NOTHING ? NOTHING_IS[nothing] : number(NUMBERS[code])];
   });
 
 const NEIGHBOR_HEAD = ["offset", "side", "class", "prob.", "loss", "share"];
@@ -65,7 +66,7 @@ const showPixel = async (y, x) => {
     tableOf([["truth", named(truth, "void")], ["prediction", named(prediction, "loud")]], { id: "labels" }),
     text("h3", "Most probable"),
     tableOf(likely(y, x), { id: "likely" }),
-    text("h3", truth === image.arrays.truth.none ? "Terms: none, the pixel is ignored" : "Terms"),
+    text("h3", truth < 0 ? "Terms: none, the pixel is ignored" : "Terms"),
     tableOf(terms(y, x), { id: "terms" }),
     ...(around.length ? ofNeighbors : []),
   );

@@ -16,7 +16,7 @@ const drawn = []; // the layer of each view; that of its menu may still be unpac
 
 const sizeOf = (canvas) => [canvas.clientWidth, canvas.clientHeight];
 const wholeZoom = () => {
-  const { rows, columns } = image.arrays.truth;
+  const { rows, columns } = image;
   const [width, height] = sizeOf(canvases[0]);
   return Math.min(width / columns, height / rows, MOST);
 };
@@ -28,7 +28,7 @@ const frameOf = (canvas) => {
 
 // Keep the zoom in its range and the image in the views.
 const settle = () => {
-  const { rows, columns } = image.arrays.truth;
+  const { rows, columns } = image;
   const whole = wholeZoom();
   view.zoom = limited(view.zoom, whole, Math.max(MOST, whole));
   const [width, height] = sizeOf(canvases[0]).map((size) => size / 2 / view.zoom);
@@ -61,12 +61,9 @@ const zoomTo = (y, x, across = 48) => {
 
 // The pixels that are not finite, to mark them: one in a million is hard to see.
 const failures = (key) => {
-  const grid = image.arrays[key];
-  if (!grid) return [];
-  const failed = (code) => (grid.codes ? code > NOT_FINITE || (code === NOT_FINITE && !isDistance(key)) : code === grid.none);
   const places = [];
-  if (key === "truth") return places;
-  for (let at = 0; at < grid.values.length && places.length < 2000; at++) if (failed(grid.values[at])) places.push(pixelOf(grid, at));
+  const failed = layerOf(key) ? (code) => code >= NOT_FINITE : (code) => key === "prediction" && code === IGNORED;
+  image.arrays[key]?.forEach((code, at) => places.length < 2000 && failed(code) && places.push(pixelOf(at)));
   return places;
 };
 
@@ -138,7 +135,7 @@ let fitted = 0; // the zoom that shows the whole image, when the views were last
 
 const fit = () => {
   if (!canvases[0].clientWidth) return; // not laid out
-  const { rows, columns } = image.arrays.truth;
+  const { rows, columns } = image;
   const isWhole = view.zoom <= fitted * 1.001;
   for (const canvas of canvases) {
     const height = (canvas.clientWidth * rows) / columns;
@@ -158,7 +155,7 @@ const pointAt = (canvas, event) => {
 };
 
 const pixelAt = (canvas, event) => {
-  const { rows, columns } = image.arrays.truth;
+  const { rows, columns } = image;
   const [y, x] = pointAt(canvas, event).map(Math.floor);
   return y < 0 || x < 0 || y >= rows || x >= columns ? null : [y, x];
 };
@@ -230,7 +227,7 @@ const speak = (text) => {
 };
 
 const movePixel = (down, right) => {
-  const { rows, columns } = image.arrays.truth;
+  const { rows, columns } = image;
   const from = shown ?? [Math.floor(view.y) - down, Math.floor(view.x) - right];
   const [y, x] = [limited(from[0] + down, 0, rows - 1), limited(from[1] + right, 0, columns - 1)];
   pin(y, x);
@@ -250,13 +247,8 @@ const changeLayer = (side, by) => {
 };
 
 const goToLargest = (side) => {
-  const key = drawn[side];
-  const grid = image.arrays[key];
-  let best = 0; // codes of values that are not finite are the largest, but an infinite distance is none
-  const most = isDistance(key) ? NOT_FINITE - 1 : 65535;
-  for (let at = 0; at < grid.values.length; at++)
-    if (grid.values[at] <= most && grid.values[at] > grid.values[best]) best = at;
-  const pixel = pixelOf(grid, best);
+  // Codes of values that are not finite are the largest.
+  const pixel = pixelOf(image.arrays[drawn[side]].reduce((best, code, at, codes) => (code > codes[best] ? at : best), 0));
   zoomTo(...pixel);
   pin(...pixel);
 };

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from edgeloss import inputs
 from edgeloss.cli.commands import OF_LOSS, check_class_count
-from edgeloss.cli.messages import say
+from edgeloss.cli.messages import printable, say
 from edgeloss.io import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -34,6 +37,7 @@ from edgeloss.io import (
 )
 from edgeloss.io.readers import read_array
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.viz.arrays import Said
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
 _MAX_VALUES = 2**31
@@ -96,6 +100,35 @@ def find_cases(options: Namespace) -> list[CaseFiles]:
         )
         for name in sorted(common)
     ]
+
+
+def with_progress(cases: Sequence[CaseFiles]) -> Iterator[tuple[CaseFiles, Said]]:
+    """Yield cases, each with a function that takes what is being computed.
+
+    If stderr is a terminal, it shows that, the name of the case, how many are done and the time that passes.
+    """
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(cases))
+        for files in cases:
+
+            def said(text: str, name: str = files.name) -> None:
+                progress.update(task, description=printable(f"{name}: {text}"))
+
+            yield files, said
+            progress.advance(task)
+
+
+@contextmanager
+def errors_named(path: Path) -> Iterator[None]:
+    """Turn errors of the library about the contents of a file into an InputError that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, MemoryError) as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 class Case(NamedTuple):

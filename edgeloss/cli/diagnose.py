@@ -7,8 +7,8 @@ import dataclasses
 from argparse import Namespace
 
 from edgeloss import debug
-from edgeloss.cli.cases import Case, Reader, find_cases
-from edgeloss.cli.messages import errors_named, say_wrote, to_json, with_progress, write
+from edgeloss.cli.cases import Case, Reader, errors_named, find_cases, with_progress
+from edgeloss.cli.messages import say_wrote, to_json, write
 from edgeloss.loss import EdgeAwareLoss
 
 

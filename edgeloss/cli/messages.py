@@ -1,20 +1,14 @@
-"""Output: JSON, files, and notes, errors and progress on stderr."""
+"""Output: JSON, files, and notes and errors on stderr."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from edgeloss.cli.cases import CaseFiles
-
-Said = Callable[[str], None]
+from typing import Any, NoReturn
 
 
 def say(text: str) -> None:
@@ -69,43 +63,3 @@ def say_wrote(path: Path, others: Sequence[Path] = ()) -> None:
     size = sum(file.stat().st_size for file in (path, *others))
     unit, divisor = ("MB", 1e6) if size >= 99_950 else ("kB", 1e3)
     say(f"wrote {path}{more} ({size / divisor:.1f} {unit})")
-
-
-def open_page(path: Path) -> None:
-    """Open a page in the browser."""
-    if not webbrowser.open(path.resolve().as_uri()):
-        say(f"note: no browser found; open {path} yourself")
-
-
-@contextmanager
-def errors_named(path: Path) -> Iterator[None]:
-    """Turn errors of the library about the contents of a file into an InputError that names the file."""
-    from edgeloss.io import InputError
-
-    try:
-        yield
-    except InputError:
-        raise
-    except (TypeError, ValueError, MemoryError) as error:
-        raise InputError(f"{path}: {error}") from error
-
-
-def with_progress(cases: Sequence[CaseFiles]) -> Iterator[tuple[CaseFiles, Said]]:
-    """Yield cases, each with a function that takes what is being computed.
-
-    If stderr is a terminal, it shows that, the name of the case, how many are done and the time that passes.
-    """
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(cases))
-        for files in cases:
-
-            def said(text: str, name: str = files.name) -> None:
-                progress.update(task, description=printable(f"{name}: {text}"))
-
-            yield files, said
-            progress.advance(task)

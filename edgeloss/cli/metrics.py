@@ -11,8 +11,8 @@ from typing import Any
 
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from edgeloss.cli.cases import Reader, find_cases
-from edgeloss.cli.messages import rounded, say_wrote, to_json, with_progress, write
+from edgeloss.cli.cases import Reader, find_cases, with_progress
+from edgeloss.cli.messages import rounded, say_wrote, to_json, write
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present

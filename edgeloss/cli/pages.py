@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import warnings
+import webbrowser
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeloss.cli.cases import Case, CaseFiles, Reader, find_cases
-from edgeloss.cli.messages import Said, errors_named, open_page, printable, say_wrote, to_json, with_progress, write
+from edgeloss.cli.cases import Case, CaseFiles, Reader, errors_named, find_cases, with_progress
+from edgeloss.cli.messages import printable, say, say_wrote, to_json, write
 from edgeloss.io import InputError
-from edgeloss.viz.arrays import Arrays, examine_images, stack_arrays
+from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
 from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.report import draw_report
 
-_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
-
 
 def view(options: Namespace) -> None:
     """Write a picture or report per case, and an index of the cases of a folder."""
-    _keep_freed_memory()
     reader, output, is_folder = Reader(options), options.output, options.takes_folders
     cases = find_cases(options)
     pages = [output / f"{files.name}.{options.page_format}" for files in cases] if is_folder else [output]
@@ -34,27 +30,24 @@ def view(options: Namespace) -> None:
     items, figures = [], []
     for at, (files, said) in enumerate(with_progress(cases)):
         case, examined = _write_page(files, pages[at], reader, options, said, _links(pages, at) if is_folder else {})
-        if is_folder or options.as_json:
-            item, shown = _describe(pages[at], case, examined, reader)
-            items.append(item)
-            figures.append(shown)
+        item, shown = _describe(pages[at], case, examined, reader)
+        items.append(item)
+        figures.append(shown)
     if is_folder:
         about = "thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means"
         title = f"edgeloss: {len(items)} images"
         index = gallery(items, title=title, by="edge", class_names=reader.names, footer=about)
         write(page, index.encode())
     say_wrote(page, pages if is_folder else ())
+    _finish(page, {"index": str(page), "pages": figures} if is_folder else figures[0], options)
+
+
+def _finish(page: Path, figures: Mapping[str, Any], options: Namespace) -> None:
+    """Print the figures of a page and open it, as the options ask."""
     if options.as_json:
-        print(to_json({"index": str(page), "pages": figures} if is_folder else figures[0]))
-    if options.show:
-        open_page(page)
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep freed memory in one arena: to map large temporaries again takes a sixth of a large picture."""
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 2**30), (_TRIM_THRESHOLD, 2**30)):
-            mallopt(parameter, value)
+        print(to_json(figures))
+    if options.show and not webbrowser.open(page.resolve().as_uri()):
+        say(f"note: no browser found; open {page} yourself")
 
 
 def _write_page(
@@ -102,7 +95,6 @@ def _describe(page: Path, case: Case, examined: Sequence[Arrays], reader: Reader
 
 def compare(options: Namespace) -> None:
     """Write the page about the same images under two networks."""
-    _keep_freed_memory()
     reader, output = Reader(options), options.output
     names = [printable(name) for name in options.names or _names(options.first, options.second)]
     items: list[Item] = []
@@ -123,17 +115,13 @@ def compare(options: Namespace) -> None:
     )
     write(output, page.encode())
     say_wrote(output)
-    if options.as_json:
-        images = {
-            item.name: [
-                figures | {"iou": scores.iou.tolist()}
-                for figures, scores in zip(item.figures, item.scores, strict=True)
-            ]
-            for item in items
-        }
-        print(to_json({"page": str(output), "images": images}))
-    if options.show:
-        open_page(output)
+    images = {
+        item.name: [
+            figures | {"iou": scores.iou.tolist()} for figures, scores in zip(item.figures, item.scores, strict=True)
+        ]
+        for item in items
+    }
+    _finish(output, {"page": str(output), "images": images}, options)
 
 
 def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: Said) -> list[Item]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import hints, inputs, neighborhoods, reduction, reference
+from edgeloss import inputs, neighborhoods, reduction, reference
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
@@ -375,25 +375,15 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as [B, C, H, W] and target as [B, H, W]."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {hints.not_a_tensor('logits', logits)}")
+    inputs.check_tensor("logits", logits, "a tensor")
     inputs.check_target(target)
-    if logits.ndim == 5:
+    logits = logits[None] if logits.ndim == 3 else logits
+    target = target[None] if target.ndim == 2 else target
+    if logits.ndim != 4 or not logits.numel() or not target.numel():
         raise ValueError(
-            f"logits: expected 2-D images, but got a volume {list(logits.shape)}; "
-            "pass a slice, such as logits[:, :, d] and target[:, d]"
+            "logits and target: expected 2-D images of at least one pixel, [B, C, H, W] or [C, H, W] and [B, H, W] or"
+            f" [H, W], but got {list(logits.shape)} and {list(target.shape)}; of a volume pass a slice, such as"
+            " logits[:, :, d] and target[:, d]"
         )
-    if logits.ndim == 3:
-        logits = logits[None]
-    if target.ndim == 2:
-        target = target[None]
-    if logits.ndim != 4 or target.ndim != 3 or len(logits) != len(target):
-        raise ValueError(
-            "logits and target: expected [B, C, H, W] or [C, H, W] and [B, H, W] or [H, W], "
-            f"but got {list(logits.shape)} and {list(target.shape)}"
-        )
-    if not logits.numel() or not target.numel():
-        raise ValueError(
-            f"logits and target: expected at least one pixel, but got {list(logits.shape)} and {list(target.shape)}"
-        )
+    inputs.check_pair(logits, target, upsample=True)  # a criterion without it checks the sizes again
     return logits, target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ _Array = npt.NDArray[Any]
 _BETTER, _WORSE, _BOTH = (0.13, 0.45, 0.85), (0.93, 0.45, 0.05), (0.95, 0.87, 0.25)
 _SHOWN = 3  # images of the largest gains, and as many of the largest losses
 _LARGE = 720  # pixels of the longer side of their pictures
-_ON_TILES = ("mean_iou", "boundary_f1_1px", "pixel_accuracy", "edge", "cross_entropy", "region")
 
 
 class Item(NamedTuple):
@@ -66,51 +64,35 @@ def gallery(
     Args:
         items: at least one, each with the figures of every network.
         title: of the page.
-        by: the key of the figure that sorts them, the worst first.
+        by: the key of the figure that the page sorts by, the worst first; of equal ones in the given order.
         runs: names of the two networks; none if there is one.
         class_names: the class indices if None.
         about: between tiles and thumbnails.
         footer: the last line.
     """
-    items = sorted(items, key=lambda item: (_badness(item, by), item.name))
-    classes = max(len(scores.pixels) for item in items for scores in item.scores)
-    names = [str(k) for k in range(classes)] if class_names is None else class_names
+    totals = [functools.reduce(Scores.plus, scores) for scores in zip(*(item.scores for item in items), strict=True)]
+    shown = [_total([item.figures[at] for item in items], total) for at, total in enumerate(totals)]
+    names = [str(k) for k in range(len(totals[0].pixels))] if class_names is None else class_names
     keys = [by, *(key for key in FIGURES if key in items[0].changes and key not in ("loss", by))]
-    present = [k for k in range(classes) if any(_iou(item, 0, k) is not None for item in items)]
     thumbnails = {
         "kind": "gallery",
-        "items": [_card(item, keys, classes) for item in items],
+        "items": [_card(item, keys) for item in items],
         "sort": [[key, FIGURES[key][0]] for key in keys],
         "scores": [key for key, (_, _, is_score) in FIGURES.items() if is_score],
-        "classes": [[k, names[k]] for k in present],
+        "classes": [[k, names[k]] for k in np.flatnonzero(~np.isnan(totals[0].iou)).tolist()],
     }
-    first, *others = (_total(items, at) for at in range(len(items[0].figures)))
     count = {} if runs else {"images": str(len(items))}
-    tiles = [pages.tiles(count | shown_figures(first), runs[0] if runs else "")]
-    tiles += [pages.tiles(shown_figures(one), runs[1], shown_changes(first, one)) for one in others]
+    tiles = [pages.tiles(count | shown_figures(shown[0]), *runs[:1])]
+    tiles += [pages.tiles(shown_figures(one), runs[1], shown_changes(shown[0], one)) for one in shown[1:]]
     return pages.page(title, [*tiles, *about, thumbnails], footer=footer)
 
 
-def _badness(item: Item, by: str) -> float:
-    value = item.changes[by]
-    if not math.isfinite(value):
-        return math.inf if FIGURES[by][2] else -math.inf  # a loss that is not finite is the worst; a score is none
-    return value if FIGURES[by][2] else -value
+def _total(figures: Sequence[Mapping[str, float]], scores: Scores) -> dict[str, float]:
+    """Return figures of many images: averages of the losses, but the scores over all images together."""
+    return {key: mean_of_present([one[key] for one in figures]) for key in figures[0]} | scores.means
 
 
-def _total(items: Sequence[Item], at: int) -> dict[str, float]:
-    """Return the figures of a network: scores over all images together, as metrics are, and averages of the losses."""
-    total = functools.reduce(Scores.plus, (item.scores[at] for item in items))
-    terms = {key: mean_of_present([item.figures[at][key] for item in items]) for key in items[0].figures[at]}
-    return {key: value for key, value in (terms | total.means).items() if key in _ON_TILES}
-
-
-def _iou(item: Item, at: int, label: int) -> float | None:
-    iou = item.scores[at].iou
-    return pages.finite(iou[label]) if label < len(iou) else None
-
-
-def _card(item: Item, keys: Sequence[str], classes: int) -> pages.Part:
+def _card(item: Item, keys: Sequence[str]) -> pages.Part:
     """Return an image with its lines of figures, and with the numbers that the page sorts by."""
     runs = [shown_figures(figures) for figures in item.figures]
     names = [FIGURES[key][0] for key in keys]
@@ -120,7 +102,7 @@ def _card(item: Item, keys: Sequence[str], classes: int) -> pages.Part:
         "figures": [pages.figure(content, caption) for caption, content in item.pictures.items()],
         "lines": [[name, " → ".join(run[name] for run in runs)] for name in names],
         "values": {key: pages.finite(value) for key, value in item.changes.items()},
-        "iou": [[_iou(item, at, k) for k in range(classes)] for at in range(len(item.scores))],
+        "iou": [[pages.finite(iou) for iou in scores.iou] for scores in item.scores],
     }
 
 
@@ -129,12 +111,10 @@ def index_item(
 ) -> Item:
     """Return what an index shows of a page; of several slices their mean figures, and the middle one."""
     total = functools.reduce(Scores.plus, (one.scores for one in examined))
-    keys = examined[0].figures
-    figures = {key: mean_of_present([one.figures[key] for one in examined]) for key in keys} | total.means
     middle = len(examined) // 2
     arrays = examined[middle]
     picture = small_jpeg(error_picture(arrays.target[0], arrays.prediction[0], images[middle]))
-    return Item(name, [figures], [total], {"": picture}, link)
+    return Item(name, [_total([one.figures for one in examined], total)], [total], {"": picture}, link)
 
 
 # ------------------------------------------------------------------------------------------------------ two networks
@@ -171,13 +151,13 @@ def compare_item(
 
 def best_and_worst(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     """Return the images whose boundary F1 gains most from the first network to the second, and which lose most."""
-    order = sorted(
-        (item for item in items if not math.isnan(item.changes["boundary_f1_1px"])),
-        key=lambda item: (-item.changes["boundary_f1_1px"], item.name),
-    )
-    gains = [item for item in order if item.changes["boundary_f1_1px"] > 0][:_SHOWN]
-    losses = [item for item in reversed(order) if item.changes["boundary_f1_1px"] < 0][:_SHOWN]
-    return gains, losses
+
+    def change(item: Item) -> float:
+        return item.changes["boundary_f1_1px"]
+
+    gains = sorted((item for item in items if change(item) > 0), key=change, reverse=True)
+    losses = sorted((item for item in items if change(item) < 0), key=change)
+    return gains[:_SHOWN], losses[:_SHOWN]
 
 
 def describe_changes(items: Sequence[Item], runs: Sequence[str]) -> list[pages.Part]:

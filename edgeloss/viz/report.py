@@ -93,25 +93,21 @@ def draw_report(
     arrays = stack_arrays(examined)
     colors = [to_hex(color) for color in look.colors]
     said("colors")
+    names = [f"{index + 1} of {len(examined)}" for index in range(len(examined))] if names is None else names
     with workers() as pool:
-        drawn = [None] * len(examined) if look.images is None else pool.map(_picture_uri, look.images)
-        abouts = [pool.submit(_about_image, one, look.names, colors) for one in examined]
+        pictures = pool.map(_picture_uri, [None] * len(examined) if look.images is None else look.images)
+        abouts = pool.map(lambda one: _about_image(one, look.names, colors), examined)
         layers = color_maps(arrays, _LAYERS, pool.map)
-        pictures = list(drawn)
+        images = [
+            about | {"name": name, "picture": picture, "layers": [_about_layer(layer, index) for layer in layers]}
+            for index, (about, name, picture) in enumerate(zip(abouts, names, pictures, strict=True))
+        ]
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
-        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(len(picture or "") for picture in pictures)
+        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(len(image["picture"] or "") for image in images)
         packed, precision = pack_images(examined, layers, room, pool)
-        images = [
-            about.result()
-            | {
-                "arrays": arrays_of_image,
-                "name": f"{index + 1} of {len(examined)}" if names is None else names[index],
-                "picture": pictures[index],
-                "layers": [_about_layer(layer, index) for layer in layers],
-            }
-            for index, (about, arrays_of_image) in enumerate(zip(abouts, packed, strict=True))
-        ]
+    for image, packed_arrays in zip(images, packed, strict=True):
+        image["arrays"] = packed_arrays
     viewer = {
         "kind": "viewer",
         "loss": " ".join(str(EdgeAwareLoss() if criterion is None else criterion).split()),
@@ -129,8 +125,10 @@ def draw_report(
     )
 
 
-def _picture_uri(rgb: npt.NDArray[np.uint8]) -> str:
+def _picture_uri(rgb: npt.NDArray[np.uint8] | None) -> str | None:
     """Return an image [H, W, 3] as a data URI: a PNG, or a JPEG of a tenth of ``MAX_BYTES`` at most."""
+    if rgb is None:
+        return None
     picture = Image.fromarray(rgb)
     kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
     for quality in (92, 80, 60, 30):

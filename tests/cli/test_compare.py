@@ -49,7 +49,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert set(figures) == {"a", "b", "c"}
     before, after = figures["c"]
     assert before["boundary_f1_1px"] < after["boundary_f1_1px"] == 1.0
-    assert [item["name"] for item in gallery_items(output)] == ["b", "a", "c"]
+    assert [item["name"] for item in gallery_items(output)] == ["a", "b", "c"]
     ran = run(*two, "-o", output, "--names", "one", "<two>")
     assert "<title>one compared with &lt;two&gt;</title>" in output.read_text("utf-8")
 

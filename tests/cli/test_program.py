@@ -15,8 +15,7 @@ import torch
 from command_line import ROOT, Run, arguments, process, wrote
 
 import edgeloss
-from edgeloss.cli.cases import CaseFiles
-from edgeloss.cli.messages import with_progress
+from edgeloss.cli.cases import CaseFiles, with_progress
 
 
 @pytest.mark.parametrize("command", ["view", "compare", "metrics", "diagnose", "info"])

@@ -337,9 +337,9 @@ def test_arguments_are_not_modified() -> None:
 
 
 VALUES: list[tuple[dict[str, Any], str]] = [
-    ({"logits": torch.zeros(1, 2, 3, 8, 8)}, "logits: expected 2-D images, but got a volume .*; pass a slice"),
-    ({"logits": torch.zeros(2, 2, 8, 8)}, r", but got \[2, 2, 8, 8\] and \[1, 8, 8\]"),
-    ({"logits": torch.zeros(8, 8)}, r"logits and target: expected \[B, C, H, W\]"),
+    ({"logits": torch.zeros(1, 2, 3, 8, 8)}, r"logits and target: expected 2-D images .*; of a volume pass a slice"),
+    ({"logits": torch.zeros(2, 2, 8, 8)}, r"for logits \[2, 2, 8, 8\], but got \[1, 8, 8\]"),
+    ({"logits": torch.zeros(8, 8)}, r"logits and target: expected 2-D images .* \[B, C, H, W\]"),
     ({"logits": torch.zeros(0, 2, 8, 8), "target": torch.zeros(0, 8, 8).long()}, "at least one pixel"),
     ({"logits": torch.zeros(1, 2, 0, 8), "target": torch.zeros(1, 0, 8).long()}, "at least one pixel"),
     ({"logits": torch.zeros(1, 2, 4, 4)}, "upsample"),

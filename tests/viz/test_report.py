@@ -65,7 +65,9 @@ def test_histograms_count_the_pixels_that_have_a_value() -> None:
         assert sum(arrays[name]["histogram"]["counts"]) == counted.sum()
     values = computed.maps["cross_entropy"][0][valid].astype(float)
     counts, _ = np.histogram(values, 60, (0, values.max()))
-    assert np.abs(np.cumsum(counts) - np.cumsum(arrays["cross_entropy"]["histogram"]["counts"])).max() <= 8  # rounded values
+    assert (
+        np.abs(np.cumsum(counts) - np.cumsum(arrays["cross_entropy"]["histogram"]["counts"])).max() <= 8
+    )  # rounded values
 
 
 def test_the_worst_places_do_not_touch() -> None:

@@ -32,22 +32,17 @@ const paintingOf = (key) => {
   return painting;
 };
 
-// Which of two codes stays where the resolution is halved. The largest, so that thin edges do; of distances, the
-// smallest. Of labels the first: an order of them has no meaning.
-const largest = (a, b) => (b > a ? b : a);
-const nearest = (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a);
-const first = (a) => a;
-const stays = (key) => (layerOf(key)?.nothing === "far" ? nearest : layerOf(key) || key in CONTOURS ? largest : first);
-
-const halved = ({ values, rows, columns }, better) => {
+// Halve a resolution: the largest of four codes stays, so that thin edges do. Of labels the first: an order of them has
+// no meaning.
+const halved = ({ values, rows, columns }, isOrdered) => {
   const [down, across] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
   const half = new values.constructor(down * across);
   for (let y = 0, to = 0; y < down; y++) {
     const [above, below] = [2 * y * columns, Math.min(2 * y + 1, rows - 1) * columns];
     for (let x = 0; x < across; x++, to++) {
       const [left, right] = [2 * x, Math.min(2 * x + 1, columns - 1)];
-      const upper = better(values[above + left], values[above + right]);
-      half[to] = better === first ? upper : better(upper, better(values[below + left], values[below + right]));
+      half[to] = values[above + left];
+      if (isOrdered) half[to] = Math.max(half[to], values[above + right], values[below + left], values[below + right]);
     }
   }
   return { values: half, rows: down, columns: across };
@@ -59,7 +54,7 @@ const levelOf = (key, level) => {
   const make = () => (key in CONTOURS ? contourOf(key.slice("contour ".length)) : visibleCodes(key));
   if (!levels.has(key)) levels.set(key, [{ values: make(), rows, columns }]);
   const made = levels.get(key);
-  while (made.length <= level) made.push(halved(made[made.length - 1], stays(key)));
+  while (made.length <= level) made.push(halved(made[made.length - 1], layerOf(key) || key in CONTOURS));
   return made[level];
 };
 

@@ -7,9 +7,9 @@ const cardOf = ({ name, link, figures, lines }) => {
   return element("li", { className: "card" }, ...head, element("dl", {}, ...values));
 };
 
-// The IoU of a class: of one network, or how much the second has more than the first.
+// The IoU of a class: of one network, or how much the second has more than the first; null where it does not occur.
 const changeOf = (iou, label) => {
-  const [first, last] = [iou[0][label], iou[iou.length - 1][label]];
+  const [first, last] = [iou[0], iou[iou.length - 1]].map((one) => one[label] ?? null);
   return iou.length < 2 || first === null || last === null ? last : last - first;
 };
 
@@ -39,7 +39,7 @@ parts.gallery = ({ title, text: content, items, sort = null, scores, classes }) 
     if (order.ariaPressed === "true") places.reverse();
     gallery.append(...places.map((at) => cards[at]));
     items.forEach(({ name, iou }, at) => {
-      const hasClass = !class_.value || iou.some((one) => one[class_.value] !== null);
+      const hasClass = !class_.value || iou.some((one) => (one[class_.value] ?? null) !== null);
       cards[at].hidden = !hasClass || !name.toLowerCase().includes(search.value.toLowerCase());
       for (const line of findAll("dl div", cards[at]))
         line.classList.toggle("by", find("dt", line).textContent === by.selectedOptions[0].textContent);

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +14,7 @@ from scenes import MARKUP, large_image, patches
 from selenium.webdriver.common.keys import Keys
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz import compute_arrays, distinct_colors, pages
+from edgeloss.viz import compute_arrays, distinct_colors
 from edgeloss.viz.coloring import color_maps, map_to_rgb
 from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import compute_scores
@@ -200,18 +197,6 @@ def test_no_tile_is_alone_and_no_class_is_cut(opened: Opened, sized: Sized) -> N
         page.wait_for(script, 0)
 
 
-def test_no_chart_is_alone(browse: Callable[[Path], Any], sized: Sized, tmp_path: Path) -> None:
-    series = [{"name": "a", "values": [1.0, 2.0]}]
-    chart = {"title": "a", "share": False, "log": False, "epochs": [1, 2], "series": series}
-    (tmp_path / "page.html").write_text(pages.page("a", [{"kind": "curves", "curves": 9 * [chart]}]), encoding="utf-8")
-    for width, rows in {1920: [5, 4], 1280: [3, 3, 3], 390: [1] * 9}.items():
-        sized(width, 844, False)
-        tops = browse(tmp_path / "page.html").execute_script(
-            "return findAll('.curves .card').map((one) => one.offsetTop)"
-        )
-        assert [tops.count(top) for top in sorted(set(tops))] == rows
-
-
 def test_the_keyboard_does_what_the_mouse_does(opened: Opened) -> None:
     page = opened(*patches())
     page.run("view.x = 18; view.y = 12")
@@ -235,9 +220,11 @@ def test_the_keyboard_does_what_the_mouse_does(opened: Opened) -> None:
     page._wait.until(lambda d: page.run("return find('#spoken').textContent").startswith("Row "))
 
 
-def test_classes_and_values_limit_what_is_shown(opened: Opened) -> None:
+def test_classes_and_values_limit_what_is_shown(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeloss.viz.packing._BAND", 100)  # nine bands, which are unpacked where they are needed
     logits, target = patches()
     page = opened(logits, target, class_names=["a", "b", "c"])
+    assert page.run("return 'cross_entropy' in image.arrays") is False
     computed = compute_arrays(logits, target)
     truth, prediction = computed.target[0], computed.prediction[0]
 
@@ -255,6 +242,7 @@ def test_classes_and_values_limit_what_is_shown(opened: Opened) -> None:
     page.run("find('#clear').click()")
 
     page.run("const low = findAll('#histograms input')[0]; low.value = 20; low.dispatchEvent(new Event('input'))")
+    page.wait_for("return Boolean(image.keep)")
     values = computed.maps["cross_entropy"][0].astype(float)
     border = values[truth >= 0].max() * 20 / 60
     certain = np.abs(values - border) > 0.01 * border
@@ -267,28 +255,6 @@ def test_classes_and_values_limit_what_is_shown(opened: Opened) -> None:
     )
     most = pairs[:, counts.argmax()]
     np.testing.assert_array_equal(shown("truth"), (truth == most[0]) & (prediction == most[1]))
-
-
-def test_values_of_a_large_image_are_unpacked_where_they_are_needed(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgeloss.viz.packing._BAND", 100)
-    logits, target = patches()
-    page = opened(logits, target)
-    computed = compute_arrays(logits, target).maps["cross_entropy"][0]
-    assert page.run("return 'cross_entropy' in image.arrays") is False
-    page.run("const low = findAll('#histograms input')[0]; low.value = 20; low.dispatchEvent(new Event('input'))")
-    page.wait_for("return Boolean(image.keep)")
-    border = computed[target[0].numpy() >= 0].max() * 20 / 60
-    kept = page.run("return [...image.keep]")
-    expected = (computed > border) & (target[0].numpy() >= 0)
-    certain = np.abs(computed - border) > 0.01 * border
-    np.testing.assert_array_equal(np.reshape(kept, computed.shape)[certain], expected[certain])
-    page.run("clearFilter()")
-    page.choose(1, "cross_entropy")
-    page.run("document.querySelectorAll('.largest')[1].click()")
-    row, column = np.unravel_index(computed.argmax(), computed.shape)
-    page._wait.until(lambda d: f"Row {row}, column {column} (pinned)" in page.pixel_text())
 
 
 def test_a_worst_place_is_a_jump_away(opened: Opened) -> None:

@@ -49,15 +49,15 @@ class CaseFiles(NamedTuple):
     Attributes:
         name: without suffix.
         mask: the true labels.
-        image: the picture, if there is one.
         prediction: logits, probabilities or labels.
+        image: the picture, if there is one.
         second: those of another network, if there is one.
     """
 
     name: str
     mask: Path
-    image: Path | None
     prediction: Path
+    image: Path | None = None
     second: Path | None = None
 
 
@@ -70,36 +70,27 @@ def find_cases(options: Namespace) -> list[CaseFiles]:
     Raises:
         InputError: if a folder is empty, a name is missing from a folder, or no name is in all folders.
     """
-    given = vars(options)
-    predictions = [given[name] for name in ("pred", "first", "second") if name in given]
-    mask, image = options.mask, given.get("image")
+    fields = {"pred": "prediction", "first": "prediction", "second": "second", "mask": "mask", "image": "image"}
+    paths = {fields[name]: path for name, path in vars(options).items() if name in fields and path is not None}
     if not options.takes_folders:
-        return [CaseFiles(predictions[0].stem, mask, image, *predictions)]
-    suffixes: dict[Path, tuple[str, ...]] = dict.fromkeys([*predictions, mask], LABEL_SUFFIXES)
-    if image is not None:
-        suffixes[image] = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
-    files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
-    common = set(files[mask])
-    for folder, in_folder in files.items():
-        if not common.intersection(in_folder):
-            raise InputError(f"{folder}: expected names as in {mask}, but got none that is in all folders")
-        common &= set(in_folder)
-    for folder, in_folder in {} if options.skip_missing else files.items():
-        if missing := sorted(set().union(*files.values()) - set(in_folder)):
+        return [CaseFiles(paths["prediction"].stem, **paths)]
+    pictures = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
+    files = {
+        field: files_by_stem(folder, pictures if field == "image" else LABEL_SUFFIXES)
+        for field, folder in paths.items()
+    }
+    every, common = set().union(*files.values()), set(files["mask"])
+    for field, folder in paths.items():
+        common &= set(files[field])
+        if not common:
+            raise InputError(f"{folder}: expected names as in {paths['mask']}, but got none that is in all folders")
+        if (missing := sorted(every - set(files[field]))) and not options.skip_missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise InputError(
                 f"{folder}: expected a file for each name, but got none for {', '.join(missing[:3])}{more}; pass"
                 " --skip-missing to leave out incomplete cases"
             )
-    return [
-        CaseFiles(
-            name,
-            files[mask][name],
-            None if image is None else files[image][name],
-            *(files[path][name] for path in predictions),
-        )
-        for name in sorted(common)
-    ]
+    return [CaseFiles(name, **{field: found[name] for field, found in files.items()}) for name in sorted(common)]
 
 
 def with_progress(cases: Sequence[CaseFiles]) -> Iterator[tuple[CaseFiles, Said]]:

@@ -22,7 +22,7 @@ from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import LossMaps
-from edgeloss.viz.neighbors import Neighbors, find_neighbors
+from edgeloss.viz.neighbors import find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
 
 LARGE = 2**21  # pixels of a picture of which less is computed and stored
@@ -35,18 +35,26 @@ Said = Callable[[str], None]  # takes what is being computed, such as "maps, row
 
 
 class Details(NamedTuple):
-    """What a report shows of a pixel besides the maps; T is at most 3, or the number of classes.
+    """What a report shows of a pixel besides the maps.
+
+    R is at most 3, or the number of classes. The M edge pixels are in the order of the flattened batch; they have the T
+    neighbors that contribute most to their two edge terms.
 
     Attributes:
-        others: [T - 1, B, H, W] integer, the classes that are the most probable after the prediction, in falling order;
+        others: [R - 1, B, H, W] integer, the classes that are the most probable after the prediction, in falling order;
             -1 where a logit is nan, or for a class of probability 0.
-        probabilities: [T, B, H, W], of the prediction and of the others; nan where a logit is nan.
-        neighbors: of the edge pixels.
+        probabilities: [R, B, H, W], of the prediction and of the others; nan where a logit is nan.
+        step: [2, T, M] int16, rows down and columns right from an edge pixel i to a neighbor n; (0, 0) if it has fewer.
+        nll: [T, M], the neighbor's loss: -log p_n(y_i) on the same side, -log(1 - p_n(y_i)) on the other, of its
+            probability of the class of the edge pixel.
+        share: [T, M], π_n, the neighbor's share of the gradient of the term.
     """
 
     others: npt.NDArray[np.signedinteger[Any]]
     probabilities: npt.NDArray[Any]
-    neighbors: Neighbors
+    step: npt.NDArray[np.int16]
+    nll: npt.NDArray[Any]
+    share: npt.NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,24 +227,24 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
     labels = scene.labels()
     terms, gradient, region = _gradients(scene, said)
     scene.cells  # noqa: B018, which several threads would compute at once
-    bands, parts, distance = scene.bands(), [], None
+    bands, distance = scene.bands(), None
+    parts: list[dict[str, npt.NDArray[Any]]] = []
     with workers() as pool:
         if neighbors and scene.options.decay is None:
             far = _FAR[labels.size > LARGE]
             distance = pool.submit(boundary_distance, labels, ignore_index=-1, max_distance=far)
-        for part in pool.map(lambda band: _examine_band(scene, *band, neighbors), bands):
+        for part in pool.map(lambda band: _examine_band(scene, band, neighbors), bands):
             said(f"maps, row {bands[len(parts)][0].stop} of {scene.y.shape[1]}")
             parts.append(part)
-    axes = dict.fromkeys(Neighbors._fields, -1)  # along the edge pixels; of maps along the rows
+    axes = {"step": -1, "nll": -1, "share": -1}  # along the edge pixels; of maps along the rows
     whole = {name: np.concatenate([part.pop(name) for part in parts], axes.get(name, -2)) for name in [*parts[0]]}
     if distance is not None:
         whole["pixel_distance"] = distance.result()
     details = None
     if neighbors:
-        near = [whole.pop(name) for name in Neighbors._fields]
-        count = max(most_pairs // max(near[0].shape[-1], 1), 1)
-        near = [values[..., :count, :] for values in near]
-        details = Details(whole.pop("others"), whole.pop("probabilities"), Neighbors(*near))
+        count = max(most_pairs // max(whole["nll"].shape[1], 1), 1)
+        whole |= {name: whole[name][..., :count, :] for name in axes}
+        details = Details(*map(whole.pop, Details._fields))
     return Arrays(
         classes=max(2, scene.inputs.logits.shape[1]),
         target=labels,
@@ -250,9 +258,10 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
 
 
 @torch.no_grad()
-def _examine_band(scene: Scene, rows: slice, around: slice, neighbors: int) -> dict[str, npt.NDArray[Any]]:
+def _examine_band(scene: Scene, band: tuple[slice, slice], neighbors: int) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a band of rows by name, with the neighbors of its edge pixels if they are asked for."""
-    options, own = scene.options, slice(rows.start - around.start, rows.stop - around.start)
+    options, (rows, around) = scene.options, band
+    own = slice(rows.start - around.start, rows.stop - around.start)
     checked = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
     y, valid = scene.y[:, around], scene.valid[:, around]
     x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
@@ -278,18 +287,13 @@ def _examine_band(scene: Scene, rows: slice, around: slice, neighbors: int) -> d
 
 def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
     """Return several images as one batch, with the terms of the first and without details."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    return dataclasses.replace(
-        first,
-        target=np.concatenate([part.target for part in parts]),
-        prediction=np.concatenate([part.prediction for part in parts]),
-        maps={name: np.concatenate([part.maps[name] for part in parts]) for name in first.maps},
-        gradient=np.concatenate([part.gradient for part in parts]),
-        region=None if first.region is None else np.concatenate([part.region for part in parts]),
-        details=None,
-    )
+    first, *others = parts
+    if not others:
+        return first
+    names = ["target", "prediction", "gradient", *(["region"] if first.region is not None else [])]
+    joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    maps = {name: np.concatenate([part.maps[name] for part in parts]) for name in first.maps}
+    return dataclasses.replace(first, maps=maps, details=None, **joined)
 
 
 def _gradients(

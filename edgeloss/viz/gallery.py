@@ -82,7 +82,7 @@ def gallery(
         "classes": [[k, names[k]] for k in np.flatnonzero(~np.isnan(totals[0].iou)).tolist()],
     }
     count = {} if runs else {"images": str(len(items))}
-    tiles = [pages.tiles(count | shown_figures(shown[0]), *runs[:1])]
+    tiles = [pages.tiles(count | shown_figures(shown[0]), runs[0] if runs else "")]
     tiles += [pages.tiles(shown_figures(one), runs[1], shown_changes(shown[0], one)) for one in shown[1:]]
     return pages.page(title, [*tiles, *about, thumbnails], footer=footer)
 

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from edgeloss import reference
 
 
-class Neighbors(NamedTuple):
-    """The neighbors of the M edge pixels that contribute most to their two edge terms, T for each.
-
-    Edge pixels i are in the order of the flattened batch.
-
-    Attributes:
-        step: [2, T, M] int16, rows down and columns right from the edge pixel; (0, 0) if it has fewer neighbors.
-        nll: [T, M] float, the neighbor's loss: -log p_n(y_i) on the same side, -log(1 - p_n(y_i)) on the other, of its
-            probability of the class of the edge pixel.
-        share: [T, M] float, π_n, the neighbor's share of the gradient of the term.
-    """
-
-    step: npt.NDArray[np.int16]
-    nll: npt.NDArray[Any]
-    share: npt.NDArray[Any]
-
-
 def find_neighbors(
     pairs: reference.Pairs, power: float, count: int, width: int
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-    """Return the two edge terms of edge pixels, and which neighbors they come from.
+    """Return the two edge terms of edge pixels, and the neighbors that contribute most to them.
 
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
@@ -43,7 +22,8 @@ def find_neighbors(
         width: of the image.
 
     Returns:
-        The terms on the same side and the other side, [M] each, and the fields of :class:`Neighbors`, by name.
+        The terms on the same side and the other side, [M] each, and ``step``, ``nll`` and ``share`` of the neighbors,
+        which :class:`edgeloss.viz.arrays.Details` describes.
     """
     if not count:
         return reference.side_terms(pairs, pairs.t, power), {}

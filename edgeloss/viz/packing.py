@@ -120,9 +120,8 @@ def _pack(
             arrays[f"class_{rank}"] = labels, details.others[rank - 1, 0], rows
         arrays[f"probability_{rank}"] = floats, probability, rows
     arrays |= {layer.key: (colored, layer, rows) for layer in layers}
-    near = details.neighbors
-    arrays |= {"nll": (floats, near.nll.T, on_edges), "share": (floats, near.share.T, on_edges)}
-    steps = [(np.ascontiguousarray, step.T, on_edges) for step in near.step]
+    arrays |= {"nll": (floats, details.nll.T, on_edges), "share": (floats, details.share.T, on_edges)}
+    steps = [(np.ascontiguousarray, step.T, on_edges) for step in details.step]
     arrays |= dict(zip(("down", "right"), steps, strict=True))
     # zlib and NumPy let other threads run.
     return dict(zip(arrays, pool.map(pack, *zip(*arrays.values(), strict=True)), strict=True))

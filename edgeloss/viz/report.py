@@ -162,7 +162,7 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
 def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:
     rounded = f"numbers are rounded to {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to"
     about = f"{rounded} {precision.step / 2:.1g}"
-    counts = [len(one.details.neighbors.nll) for one in examined if one.details and one.details.neighbors.nll.size]
+    counts = [len(one.details.nll) for one in examined if one.details and one.details.nll.size]
     many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""
     return f"{about} · {many}" if many else about
 

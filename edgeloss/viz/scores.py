@@ -202,7 +202,8 @@ def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dic
     size = min(max(round(min(losses.shape) / 12), 8), 64)
     blocks = torch.from_numpy(losses)[None].double()
     sums = F.avg_pool2d(blocks, size, ceil_mode=True, divisor_override=1)[0].nan_to_num(torch.inf, torch.inf).numpy()
-    across, places = min(round(1.8 * size), *losses.shape), []
+    across = min(round(1.8 * size), *losses.shape)
+    places: list[dict[str, Any]] = []
     while len(places) < _PLACES and (total := float(sums.max())) > 0:
         y, x = np.unravel_index(sums.argmax(), sums.shape)
         sums[max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2] = 0

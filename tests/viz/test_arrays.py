@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import arrays, compute_arrays, panel
-from edgeloss.viz.neighbors import Neighbors
+from edgeloss.viz.arrays import Details
 
 
 def test_an_ignore_index_may_be_a_class() -> None:
@@ -149,19 +149,15 @@ def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(parts.prediction, whole.prediction)
     for name, values in whole.maps.items():
         np.testing.assert_allclose(parts.maps[name], values, rtol=1e-6)
-    np.testing.assert_array_equal(found.others, details.others)
-    np.testing.assert_allclose(found.probabilities, details.probabilities, rtol=1e-6)
-    for given, expected in zip(found.neighbors, details.neighbors, strict=True):
+    for given, expected in zip(found, details, strict=True):
         np.testing.assert_allclose(given, expected, rtol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------- neighbors
 
 
-def found_neighbors(
-    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
-) -> Neighbors:
-    return examined(logits, target, criterion, neighbors=count)[1].neighbors
+def found_neighbors(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8) -> Details:
+    return examined(logits, target, criterion, neighbors=count)[1]
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
@@ -234,4 +230,4 @@ def test_all_edge_pixels_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(arrays, "_BAND", 1)
     for most, expected in ((3 * every.nll.shape[1] + 1, 3), (1, 1)):
         _, details = examined(logits, target, neighbors=8, most_pairs=most)
-        np.testing.assert_array_equal(details.neighbors.nll, every.nll[:expected])
+        np.testing.assert_array_equal(details.nll, every.nll[:expected])

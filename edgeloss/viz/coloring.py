@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -93,22 +93,11 @@ class ColoredMap(NamedTuple):
         return np.ma.array(raw, mask=~np.isfinite(raw))
 
 
-def color_maps(arrays: Arrays, keys: Sequence[str], mapped: Callable[..., Iterable[Any]] = map) -> list[ColoredMap]:
-    """Return maps with their colors.
-
-    Args:
-        arrays: of the batch.
-        keys: of the maps, or ``gradient`` or ``region``; those that the arrays do not have are left out.
-        mapped: a function like ``map``, to compute them with.
-    """
-    values = arrays.maps | {"gradient": arrays.gradient}
-    values |= {} if arrays.region is None else {"region": arrays.region}
+def color_maps(arrays: Arrays, keys: Sequence[str]) -> list[ColoredMap]:
+    """Return those of the maps, ``gradient`` and ``region`` that the arrays have, with their colors."""
+    values = arrays.maps | {"gradient": arrays.gradient, "region": arrays.region}
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
-
-    def colored(key: str) -> ColoredMap:
-        return color_layer(key, values[key], edges, void)
-
-    return list(mapped(colored, [key for key in keys if key in values]))
+    return [color_layer(key, values[key], edges, void) for key in keys if values.get(key) is not None]
 
 
 def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) -> ColoredMap:

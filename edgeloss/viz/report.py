@@ -97,7 +97,7 @@ def draw_report(
     with workers() as pool:
         pictures = pool.map(_picture_uri, [None] * len(examined) if look.images is None else look.images)
         abouts = pool.map(lambda one: _about_image(one, look.names, colors), examined)
-        layers = color_maps(arrays, _LAYERS, pool.map)
+        layers = color_maps(arrays, _LAYERS)
         images = [
             about | {"name": name, "picture": picture, "layers": [_about_layer(layer, index) for layer in layers]}
             for index, (about, name, picture) in enumerate(zip(abouts, names, pictures, strict=True))

@@ -8,7 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,6 @@ from edgeloss.viz.coloring import ColoredMap
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
-# Layers whose small values matter: they have no smallest step.
-_EXACT_LAYERS = ("gradient", "region", "distance", "pixel_distance")
 _LEVELS = 6, 3  # of zlib; of large pictures
 _BAND = 2**19  # pixels of the image
 _BINS = 60
@@ -39,30 +37,15 @@ class Code(enum.IntEnum):
     NOT_FINITE = 0xFF00 + FIRST
 
 
-class Precision(NamedTuple):
-    """How exact the numbers behind the pixels are.
-
-    Attributes:
-        bits: of a significand, 1 to 8.
-    """
-
-    bits: int
-
-    @property
-    def step(self) -> float:
-        """The smallest step of probabilities and losses."""
-        return 2.0 ** -{8: 13, 7: 10}.get(self.bits, self.bits + 2)
-
-    @property
-    def classes(self) -> int:
-        """How many of the most probable classes are stored."""
-        return min(max(self.bits - 1, 1), 3)
+def step_of(bits: int) -> float:
+    """Return the smallest step of probabilities and losses that are stored with significands of 1 to 8 bits."""
+    return 2.0 ** -{8: 13, 7: 10}.get(bits, bits + 2)
 
 
 def pack_images(
     images: Sequence[Arrays], layers: Sequence[ColoredMap], room: int, pool: Executor
-) -> tuple[list[dict[str, Any]], Precision]:
-    """Return arrays and histograms of each image, by name, in a precision that fits.
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the arrays of each image by name, and in how many bits of a significand they fit.
 
     Args:
         images: each of a batch of it alone, with details.
@@ -73,16 +56,14 @@ def pack_images(
     pixels = sum(image.target.size for image in images)
     bits = max(8 - int(1.2 * math.log2(max(pixels / LARGE, 1))), 1)  # fits for logits that vary slowly, as of networks
     while True:
-        packed = [_pack(image, layers, at, Precision(bits), pool) for at, image in enumerate(images)]
+        packed = [_pack(image, layers, at, bits, pool) for at, image in enumerate(images)]
         size = sum(len(band) for arrays in packed for array in arrays.values() for band in array["bands"])
         if size <= room or bits == 1:
-            return packed, Precision(bits)
+            return packed, bits
         bits = max(bits - (1 if size < 1.3 * room else 2), 1)
 
 
-def _pack(
-    image: Arrays, layers: Sequence[ColoredMap], at: int, precision: Precision, pool: Executor
-) -> dict[str, dict[str, Any]]:
+def _pack(image: Arrays, layers: Sequence[ColoredMap], at: int, bits: int, pool: Executor) -> dict[str, dict[str, Any]]:
     details, edges = image.details, image.maps["edge_mask"][0]
     assert details is not None
     count = max(1, round(edges.size / _BAND))
@@ -96,10 +77,11 @@ def _pack(
         return codes
 
     def floats(values: _Array) -> _Array:
-        return encode(values, precision.bits, precision.step)
+        return encode(values, bits, step_of(bits))
 
     def colored(layer: ColoredMap) -> _Array:
-        codes = encode(layer.raw[at], precision.bits, 0 if layer.key in _EXACT_LAYERS else precision.step)
+        # Small distances and gradients matter: they have no smallest step.
+        codes = encode(layer.raw[at], bits, 0 if layer.kind.nothing in ("far", "zero") else step_of(bits))
         codes[layer.nothing[at]] = Code.NOTHING
         codes[layer.void[at]] = Code.IGNORED
         return _enlarge(codes, edges.shape)
@@ -115,7 +97,7 @@ def _pack(
 
     arrays: dict[str, tuple[Any, ...]] = {"truth": (labels, image.target[0], rows)}
     arrays["prediction"] = labels, image.prediction[0], rows
-    for rank, probability in enumerate(details.probabilities[: precision.classes, 0]):
+    for rank, probability in enumerate(details.probabilities[: max(bits - 1, 1), 0]):  # fewer if they are coarse
         if rank:  # rank 0 is the prediction
             arrays[f"class_{rank}"] = labels, details.others[rank - 1, 0], rows
         arrays[f"probability_{rank}"] = floats, probability, rows

@@ -16,7 +16,7 @@ from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
 from edgeloss.viz.coloring import ColoredMap, Look, color_maps, read_look
-from edgeloss.viz.packing import MAX_BYTES, Precision, pack_images
+from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
@@ -105,7 +105,7 @@ def draw_report(
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
         room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(len(image["picture"] or "") for image in images)
-        packed, precision = pack_images(examined, layers, room, pool)
+        packed, bits = pack_images(examined, layers, room, pool)
     for image, packed_arrays in zip(images, packed, strict=True):
         image["arrays"] = packed_arrays
     viewer = {
@@ -121,7 +121,7 @@ def draw_report(
         [viewer],
         subtitle=f"{size} pixels · {arrays.classes} classes",
         links=links,
-        footer=_footer(precision, examined),
+        footer=_footer(bits, examined),
     )
 
 
@@ -159,9 +159,9 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     return about | layer.kind._asdict() | {"stats": layer.stats[index]}
 
 
-def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:
-    rounded = f"numbers are rounded to {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to"
-    about = f"{rounded} {precision.step / 2:.1g}"
+def _footer(bits: int, examined: Sequence[Arrays]) -> str:
+    rounded = f"numbers are rounded to {2.0 ** -(bits + 1):.1%}, probabilities and losses to"
+    about = f"{rounded} {step_of(bits) / 2:.1g}"
     counts = [len(one.details.nll) for one in examined if one.details and one.details.nll.size]
     many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""
     return f"{about} · {many}" if many else about

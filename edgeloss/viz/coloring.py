@@ -95,9 +95,9 @@ class ColoredMap(NamedTuple):
 
 def color_maps(arrays: Arrays, keys: Sequence[str]) -> list[ColoredMap]:
     """Return those of the maps, ``gradient`` and ``region`` that the arrays have, with their colors."""
-    values = arrays.maps | {"gradient": arrays.gradient, "region": arrays.region}
+    maps = arrays.maps | {"gradient": arrays.gradient, "region": arrays.region}
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
-    return [color_layer(key, values[key], edges, void) for key in keys if values.get(key) is not None]
+    return [color_layer(key, values, edges, void) for key in keys if (values := maps.get(key)) is not None]
 
 
 def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) -> ColoredMap:

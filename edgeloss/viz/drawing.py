@@ -84,9 +84,10 @@ def draw_figure(
         width: of the figure in inches; None adapts it to the shape.
     """
     maps = [isinstance(picture.content, ColoredMap) for picture in blocks[0]]
-    layout = _layout(shape, len(blocks), maps, [len(name) for name, _ in key], titled=title is not None, width=width)
-    figure = TextFigure(figsize=(layout.width, layout.height), dpi=_DPI)
-    for picture, box in zip([picture for block in blocks for picture in block], layout.boxes, strict=True):
+    letters = [len(name) for name, _ in key]
+    width, height, boxes, columns = _layout(shape, len(blocks), maps, letters, titled=title is not None, width=width)
+    figure = TextFigure(figsize=(width, height), dpi=_DPI)
+    for picture, box in zip([picture for block in blocks for picture in block], boxes, strict=True):
         axes = _add_axes(figure, box, shape, picture)
         if isinstance(picture.content, ColoredMap):
             _fill_map(figure, axes, box, shape, picture)
@@ -98,29 +99,20 @@ def draw_figure(
         if picture.marked is not None:
             _mark(axes, picture.marked)
     if title is not None:
-        size = 10 * min((layout.width - 2 * _MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
-        place = _MARGIN / layout.width, 1 - _MARGIN / layout.height
+        size = 10 * min((width - 2 * _MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
+        place = _MARGIN / width, 1 - _MARGIN / height
         figure.text(*place, title, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
-    add_key(figure, key, layout.key_columns, (_MARGIN / layout.width, _MARGIN / layout.height))
+    add_key(figure, key, columns, (_MARGIN / width, _MARGIN / height))
     return figure
 
 
 # ------------------------------------------------------------------------------------------------------------- places
 
 
-class _Layout(NamedTuple):
-    """Size and places, in inches."""
-
-    width: float
-    height: float
-    boxes: list[Box]  # of every picture, row by row, block by block
-    key_columns: int
-
-
 def _layout(
     shape: tuple[int, ...], blocks: int, maps: list[bool], letters: list[int], *, titled: bool, width: float | None
-) -> _Layout:
-    """Place the pictures of blocks, with bars below the maps, and the key.
+) -> tuple[float, float, list[Box], int]:
+    """Return the size of a figure, the places of its pictures, with bars below the maps, and the columns of its key.
 
     Args:
         shape: (H, W).
@@ -151,7 +143,7 @@ def _layout(
         for block in range(blocks)
         for k in range(len(maps))
     ]
-    return _Layout(full, top + _TITLE * titled + _MARGIN / 2, boxes, key_columns)
+    return full, top + _TITLE * titled + _MARGIN / 2, boxes, key_columns
 
 
 def _columns(count: int, blocks: int, aspect: float, width: float | None) -> int:
@@ -272,17 +264,8 @@ def _mark(axes: Axes, mask: _Array) -> None:
     """Draw a dot on every pixel of the mask, large enough to see one pixel in a million."""
     row, column = np.nonzero(mask)
     rows, columns = mask.shape
-    axes.plot(
-        (column + 0.5) / columns,
-        1 - (row + 0.5) / rows,
-        linestyle="none",
-        marker="s",
-        markersize=2.5,
-        markeredgewidth=0,
-        color=LOUD,
-        transform=axes.transAxes,
-        rasterized=True,
-    )
+    x, y = (column + 0.5) / columns, 1 - (row + 0.5) / rows
+    axes.plot(x, y, "s", markersize=2.5, markeredgewidth=0, color=LOUD, transform=axes.transAxes, rasterized=True)
 
 
 def _add_color_bar(figure: Figure, box: Box, drawn: AxesImage, colored: ColoredMap) -> None:

@@ -67,33 +67,41 @@ def _pack(image: Arrays, layers: Sequence[ColoredMap], at: int, bits: int, pool:
     details, edges = image.details, image.maps["edge_mask"][0]
     assert details is not None
     count = max(1, round(edges.size / _BAND))
-    rows = [len(edges) * band // count for band in range(1, count)]  # where bands begin
+    rows = [len(edges) * band // count for band in range(count + 1)]  # where bands begin
     on_edges = np.concatenate([[0], edges.sum(1).cumsum()])[rows]  # the same, counted in edge pixels
 
-    def labels(values: _Array) -> _Array:
-        codes = values.astype(np.uint8 if image.classes <= 255 - Code.FIRST else np.uint16)
+    def labels(values: _Array, part: slice) -> _Array:
+        codes = values[part].astype(np.uint8 if image.classes <= 255 - Code.FIRST else np.uint16)
         codes += codes.dtype.type(Code.FIRST)
-        codes[values < 0] = Code.IGNORED
+        codes[values[part] < 0] = Code.IGNORED
         return codes
 
-    def floats(values: _Array) -> _Array:
-        return encode(values, bits, step_of(bits))
+    def floats(values: _Array, part: slice) -> _Array:
+        return encode(values[part], bits, step_of(bits))
 
-    def colored(layer: ColoredMap) -> _Array:
+    def colored(layer: ColoredMap, part: slice) -> _Array:
+        # The nearest of the cells for each pixel: all layers of a page have one resolution.
+        (height, width), (down, across) = edges.shape, layer.raw.shape[1:]
+        row = (2 * np.arange(part.start, part.stop) + 1) * down // (2 * height)
+        column = (2 * np.arange(width) + 1) * across // (2 * width)
+        raw, nothing, void = (values[at].take(row, 0) for values in (layer.raw, layer.nothing, layer.void))
         # Small distances and gradients matter: they have no smallest step.
-        codes = encode(layer.raw[at], bits, 0 if layer.kind.nothing in ("far", "zero") else step_of(bits))
-        codes[layer.nothing[at]] = Code.NOTHING
-        codes[layer.void[at]] = Code.IGNORED
-        return _enlarge(codes, edges.shape)
+        codes = encode(raw, bits, 0 if layer.kind.nothing in ("far", "zero") else step_of(bits))
+        codes[nothing], codes[void] = Code.NOTHING, Code.IGNORED
+        return codes if across == width else codes.take(column, 1)
 
-    def pack(codes_of: Callable[[Any], _Array], values: Any, cuts: Sequence[int]) -> dict[str, Any]:  # noqa: ANN401
-        codes = codes_of(values)
-        bands, level = np.split(codes, cuts), _LEVELS[codes.size > LARGE]
-        packed = {"kind": codes.dtype.name, "shape": codes.shape, "bands": [_compress(band, level) for band in bands]}
-        if codes_of is colored:
-            counts = sum(np.bincount(band.ravel(), minlength=2**16) for band in bands)
-            packed["histogram"] = histogram(np.asarray(counts), log=values.kind.log)
-        return packed
+    def pack(codes_of: Callable[[Any, slice], _Array], values: Any, cuts: Sequence[int]) -> dict[str, Any]:  # noqa: ANN401
+        texts, counts, level = [], np.zeros(2**16, np.int64), _LEVELS[edges.size > LARGE]
+        for part in map(slice, cuts[:-1], cuts[1:]):
+            codes = codes_of(values, part)
+            texts.append(_compress(codes, level))
+            if codes_of is colored:
+                counts += np.bincount(codes.ravel(), minlength=2**16)
+        packed = {"kind": codes.dtype.name, "shape": (int(cuts[-1]), codes.shape[1]), "bands": texts}
+        return packed | ({"histogram": histogram(counts, log=values.kind.log)} if codes_of is colored else {})
+
+    def steps(values: _Array, part: slice) -> _Array:
+        return np.ascontiguousarray(values[part])
 
     arrays: dict[str, tuple[Any, ...]] = {"truth": (labels, image.target[0], rows)}
     arrays["prediction"] = labels, image.prediction[0], rows
@@ -103,8 +111,7 @@ def _pack(image: Arrays, layers: Sequence[ColoredMap], at: int, bits: int, pool:
         arrays[f"probability_{rank}"] = floats, probability, rows
     arrays |= {layer.key: (colored, layer, rows) for layer in layers}
     arrays |= {"nll": (floats, details.nll.T, on_edges), "share": (floats, details.share.T, on_edges)}
-    steps = [(np.ascontiguousarray, step.T, on_edges) for step in details.step]
-    arrays |= dict(zip(("down", "right"), steps, strict=True))
+    arrays |= {"down": (steps, details.step[0].T, on_edges), "right": (steps, details.step[1].T, on_edges)}
     # zlib and NumPy let other threads run.
     return dict(zip(arrays, pool.map(pack, *zip(*arrays.values(), strict=True)), strict=True))
 
@@ -113,14 +120,6 @@ def _compress(codes: _Array, level: int) -> str:
     """Return codes as text: all high bytes precede all low bytes, as similar bytes that are adjacent compress well."""
     content = codes.view(np.uint8).reshape(-1, codes.itemsize).T[::-1]
     return base64.b64encode(zlib.compress(content.tobytes(), level)).decode()
-
-
-def _enlarge(cells: _Array, shape: tuple[int, ...]) -> _Array:
-    """Return the nearest of the cells [h, w] for each pixel [H, W]: all layers of a page have one resolution."""
-    for axis, length in enumerate(shape):
-        if (size := cells.shape[axis]) != length:
-            cells = cells.take((2 * np.arange(length) + 1) * size // (2 * length), axis)
-    return cells
 
 
 # -------------------------------------------------------------------------------------------------------------- codes

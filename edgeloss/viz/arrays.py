@@ -28,6 +28,7 @@ LARGE = 2**21  # pixels of a picture of which less is computed and stored
 _BAND = 2**22  # logits that are looked at together: malloc reuses blocks of up to 32 MB
 _TOP = 3  # most probable classes of a pixel
 _NEIGHBORS = 8  # per edge pixel
+_OF_NEIGHBORS = "step", "nll", "share"  # arrays of :class:`Details` with a column per edge pixel
 _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
 _FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
 Said = Callable[[str], None]  # takes what is being computed, such as "maps, row 512 of 4000"
@@ -222,23 +223,32 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
     labels = scene.y.to(torch.int32).masked_fill_(~scene.valid, -1).cpu().numpy()
     terms, gradient, region = _gradients(scene, said)
     scene.cells  # noqa: B018, which several threads would compute at once
-    bands, distance = scene.bands(), None
-    parts: list[dict[str, npt.NDArray[Any]]] = []
+    whole: dict[str, npt.NDArray[Any]] = {}
+
+    def fill(band: tuple[slice, slice]) -> dict[str, npt.NDArray[Any]]:
+        values = _examine_band(scene, band, neighbors)
+        for name in [name for name in values if name not in _OF_NEIGHBORS]:
+            part = values.pop(name)
+            if name not in whole:  # of several threads, one stores its array: np.empty writes nothing
+                whole.setdefault(name, np.empty((*part.shape[:-2], *scene.y.shape[1:]), part.dtype))
+            whole[name][..., band[0], :] = part
+        return values
+
+    distance, near = None, []
     with workers() as pool:
         if neighbors and scene.options.decay is None:
             far = _FAR[labels.size > LARGE]
             distance = pool.submit(boundary_distance, labels, ignore_index=-1, max_distance=far)
-        for part in pool.map(lambda band: _examine_band(scene, band, neighbors), bands):
-            said(f"maps, row {bands[len(parts)][0].stop} of {scene.y.shape[1]}")
-            parts.append(part)
-    axes = {"step": -1, "nll": -1, "share": -1}  # along the edge pixels; of maps along the rows
-    whole = {name: np.concatenate([part.pop(name) for part in parts], axes.get(name, -2)) for name in [*parts[0]]}
+        for (rows, _), found in zip(scene.bands(), pool.map(fill, scene.bands()), strict=True):
+            said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
+            near.append(found)
     if distance is not None:
         whole["pixel_distance"] = distance.result()
     details = None
     if neighbors:
+        whole |= {name: np.concatenate([part[name] for part in near], -1) for name in _OF_NEIGHBORS}
         count = max(most_pairs // max(whole["nll"].shape[1], 1), 1)
-        whole |= {name: whole[name][..., :count, :] for name in axes}
+        whole |= {name: whole[name][..., :count, :] for name in _OF_NEIGHBORS}
         details = Details(*map(whole.pop, Details._fields))
     return Arrays(
         classes=max(2, scene.inputs.logits.shape[1]),
@@ -269,7 +279,7 @@ def _examine_band(scene: Scene, band: tuple[slice, slice], neighbors: int) -> di
         values["others"], values["probabilities"] = _most_probable(x[:, :, own], prediction)
         mask = torch.zeros_like(valid)
         mask[:, own] = maps.edge_mask[:, own]
-        log_w = neighborhoods.log_weights(maps.distance, scene.options.decay)
+        _, log_w = neighborhoods.neighbor_weights(checked, y, valid, mask, scene.options.decay)
         pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, checked.radius)
         values |= find_neighbors(pairs, scene.options.power, neighbors, y.shape[-1])
     return {name: part.cpu().numpy() for name, part in values.items()}

@@ -276,8 +276,8 @@ def offsets_table() -> list[str]:
     rows = []
     for data, results in offsets().items():
         best = best_offsets(results)
-        for row in summarize(at_offsets(results, best)):
-            rows.append((data, row | {"loss": f"{row['loss']}, t = {best[row['loss']]:g}"}))
+        summaries = summarize(at_offsets(results, best))
+        rows += [(data, row | {"loss": f"{row['loss']}, t = {best[row['loss']]:g}"}) for row in summaries]
     return scores_table(rows, POINTS)
 
 
@@ -289,13 +289,13 @@ def offsets_sentences() -> list[str]:
         rows = at_offsets(offsets()[data], best if shifted else dict.fromkeys(best, 0.0))
         return next(row for row in summarize(rows, baseline) if row["loss"] == OURS)
 
-    of_control, without = (
-        [ranges(ahead("camvid", CONTROL, shifted=shifted), name) for name in MAIN] for shifted in (True, False)
-    )
-    f1, iou, miou = (ranges(ahead("camvid", BASELINE), name) for name in MAIN)
+    def of_camvid(baseline: str, *, shifted: bool = True) -> list[str]:
+        return [ranges(ahead("camvid", baseline, shifted=shifted), name) for name in MAIN]
+
+    without = "; without, {}, {} and {}".format(*of_camvid(CONTROL, shifted=False))
     return [
-        "it is {} points of F1, {} of Boundary IoU and {} of mIoU; without, {}, {} and {}".format(*of_control, *without),
-        f"{f1}, {iou} and {miou} with the best offsets",
+        "it is {} points of F1, {} of Boundary IoU and {} of mIoU".format(*of_camvid(CONTROL)) + without,
+        "{}, {} and {} with the best offsets".format(*of_camvid(BASELINE)),
         f"the control stays {ranges(ahead('sstem', CONTROL), 'f1_1')} points of F1 behind",
     ]
 

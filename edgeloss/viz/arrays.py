@@ -20,7 +20,8 @@ from edgeloss import inputs, neighborhoods, reduction, reference
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import Options
+from edgeloss.options import NO_POWER, Options
+from edgeloss.reduction import LossMaps
 from edgeloss.viz.neighbors import find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
 
@@ -136,6 +137,10 @@ class Scene:
         along = F.interpolate(between.flatten(0, 1), self.y.shape[2], mode="linear", align_corners=False)
         return along.view(*x.shape[:2], *along.shape[1:])
 
+    def labels(self) -> npt.NDArray[np.int32]:
+        """Return the labels [B, H, W], -1 at ignored pixels."""
+        return self.y.to(torch.int32).masked_fill_(~self.valid, -1).cpu().numpy()
+
     def bands(self) -> list[tuple[slice, slice]]:
         """Return bands of rows, and each with the rows around it that its terms read: memory is that of one band."""
         (batch, height, width), channels = self.y.shape, self.inputs.logits.shape[1]
@@ -220,7 +225,7 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
         neighbors: how many to find of each edge pixel.
         most_pairs: how many to return of all together; but at least one of each edge pixel.
     """
-    labels = scene.y.to(torch.int32).masked_fill_(~scene.valid, -1).cpu().numpy()
+    labels = scene.labels()
     terms, gradient, region = _gradients(scene, said)
     scene.cells  # noqa: B018, which several threads would compute at once
     whole: dict[str, npt.NDArray[Any]] = {}
@@ -265,23 +270,28 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
 @torch.no_grad()
 def _examine_band(scene: Scene, band: tuple[slice, slice], neighbors: int) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a band of rows by name, with the neighbors of its edge pixels if they are asked for."""
-    rows, around = band
+    options, (rows, around) = scene.options, band
     own = slice(rows.start - around.start, rows.stop - around.start)
     checked = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
-    maps = reference.evaluate(checked, scene.options, edges=True, maps=True).maps
-    assert maps is not None
-    values = {name: part[:, own] for name, part in maps._asdict().items() if part is not None}
     y, valid = scene.y[:, around], scene.valid[:, around]
-    x = reference.readable_logits(checked.logits, valid)
-    largest, prediction = x[:, :, own].max(1)
-    values["prediction"] = prediction.to(torch.int32).masked_fill_(largest.isnan(), -1)
+    x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
+    mask = torch.zeros_like(valid)
+    mask[:, own] = neighborhoods.find_edges(y, valid, radius)[:, own]
+    distance, log_w = neighborhoods.neighbor_weights(checked, y, valid, mask, options.decay, everywhere=True)
+    pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
+    power = 0.0 if abs(options.power) <= NO_POWER else options.power
+    sides, near = find_neighbors(pairs, power, neighbors, y.shape[-1])
+    x, y, valid, mask = x[:, :, own], y[:, own], valid[:, own], mask[:, own]
+    _, cross_entropy = reference.cross_entropy_map(x, y, valid, checked.weight, options.label_smoothing)
+    same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
+    shown = None if distance is None else distance[:, own].to(x.dtype)
+    edge = reduction.edge_term(other_side, same_side, options)
+    maps = LossMaps(cross_entropy, same_side, other_side, edge, mask, shown)
+    values = near | {name: part for name, part in maps._asdict().items() if part is not None}
+    prediction = x.max(1)
+    values["prediction"] = prediction.indices.to(torch.int32).masked_fill_(prediction.values.isnan(), -1)
     if neighbors:
-        values["others"], values["probabilities"] = _most_probable(x[:, :, own], prediction)
-        mask = torch.zeros_like(valid)
-        mask[:, own] = maps.edge_mask[:, own]
-        _, log_w = neighborhoods.neighbor_weights(checked, y, valid, mask, scene.options.decay)
-        pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, checked.radius)
-        values |= find_neighbors(pairs, scene.options.power, neighbors, y.shape[-1])
+        values["others"], values["probabilities"] = _most_probable(x, prediction.indices)
     return {name: part.cpu().numpy() for name, part in values.items()}
 
 
@@ -310,19 +320,18 @@ def _gradients(
         )
         loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result)
         terms = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
-
-        def size(of: Tensor) -> npt.NDArray[np.float64]:
-            return gradient_norm(torch.autograd.grad(of, leaf, retain_graph=True)[0]).cpu().numpy()
-
-        gradient = size(loss)
+        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        size = gradient_norm(gradient).cpu().numpy()
         if not options.region_weight:
             del terms["region"]
-            return terms, gradient, None
+            return terms, size, None
         said("gradient of the region term")  # of the same forward pass
         alone = dataclasses.replace(options, ce_weight=0.0, edge_weight=0.0)
         checked = scene.inputs._replace(logits=leaf, target=target)
         region = cast(Tensor, reduction.reduce(evaluation, checked, alone, None, maps=False, terms=False))
-        return terms, gradient, size(region)
+        del gradient
+        (gradient,) = torch.autograd.grad(region, leaf)
+        return terms, size, gradient_norm(gradient).cpu().numpy()
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:

@@ -8,20 +8,25 @@ from torch import Tensor
 from edgeloss import reference
 
 
-def find_neighbors(pairs: reference.Pairs, power: float, count: int, width: int) -> dict[str, Tensor]:
-    """Return the neighbors that contribute most to the two edge terms of edge pixels.
+def find_neighbors(
+    pairs: reference.Pairs, power: float, count: int, width: int
+) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    """Return the two edge terms of edge pixels, and the neighbors that contribute most to them.
 
-    They are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
+    Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
         pairs: of the edge pixels and their neighbors.
         power: of the means.
-        count: T, the number of neighbors per edge pixel.
+        count: T, the number of neighbors per edge pixel; none are returned for 0.
         width: of the image.
 
     Returns:
-        ``step``, ``nll`` and ``share``, which :class:`edgeloss.viz.arrays.Details` describes.
+        The terms on the same side and the other side, [M] each, and ``step``, ``nll`` and ``share`` of the neighbors,
+        which :class:`edgeloss.viz.arrays.Details` describes.
     """
+    if not count:
+        return reference.side_terms(pairs, pairs.t, power), {}
     with torch.inference_mode(False), torch.enable_grad():
         leaf = pairs.t.clone().requires_grad_()
         sides = reference.side_terms(pairs, leaf, power)
@@ -33,7 +38,8 @@ def find_neighbors(pairs: reference.Pairs, power: float, count: int, width: int)
     step[:, rank, row] = torch.stack([n // width - center // width, n % width - center % width]).short()
     nll, share_of = t.new_full((2, *step.shape[1:]), torch.nan)
     nll[rank, row], share_of[rank, row] = -t, share[order].to(t.dtype)
-    return {"step": step, "nll": nll, "share": share_of}
+    same_side, other_side = (side.detach() for side in sides)
+    return (same_side, other_side), {"step": step, "nll": nll, "share": share_of}
 
 
 def _largest(pairs: reference.Pairs, count: int) -> tuple[Tensor, Tensor]:

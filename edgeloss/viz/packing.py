@@ -85,9 +85,11 @@ def _pack(image: Arrays, layers: Sequence[ColoredMap], at: int, bits: int, pool:
         row = (2 * np.arange(part.start, part.stop) + 1) * down // (2 * height)
         column = (2 * np.arange(width) + 1) * across // (2 * width)
         raw, nothing, void = (values[at].take(row, 0) for values in (layer.raw, layer.nothing, layer.void))
+        codes = np.full(raw.shape, Code.NOTHING, np.uint16)
+        shown: Any = ~nothing if layer.kind.nothing else ...  # few pixels, of edge terms
         # Small distances and gradients matter: they have no smallest step.
-        codes = encode(raw, bits, 0 if layer.kind.nothing in ("far", "zero") else step_of(bits))
-        codes[nothing], codes[void] = Code.NOTHING, Code.IGNORED
+        codes[shown] = encode(raw[shown], bits, 0 if layer.kind.nothing in ("far", "zero") else step_of(bits))
+        codes[void] = Code.IGNORED
         return codes if across == width else codes.take(column, 1)
 
     def pack(codes_of: Callable[[Any, slice], _Array], values: Any, cuts: Sequence[int]) -> dict[str, Any]:  # noqa: ANN401

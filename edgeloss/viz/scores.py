@@ -19,6 +19,7 @@ _Array = npt.NDArray[Any]
 BORDER_RADIUS = 1  # pixels, the tolerance of boundary F1
 _PLACES = 6  # the worst ones
 _MISTAKES = 6  # the most frequent ones
+_PART = 2**20  # labels that are counted together: np.bincount copies them
 # Figures of an image by key: name, format, and whether the lowest is the worst, as of a score.
 FIGURES = {
     "loss": ("loss", "#.4g", False),
@@ -126,7 +127,11 @@ def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> 
         >>> sum_by_class(np.array([0, 1, 1, -1]), 3, np.array([1.0, 2.0, 4.0, 8.0])).tolist()
         [1.0, 6.0, 0.0]
     """
-    return np.bincount(labels.ravel() + 1, None if values is None else values.ravel(), classes + 1)[1:]
+    labels, total = labels.ravel(), np.zeros(classes + 1, np.int64 if values is None else np.float64)
+    for at in range(0, labels.size, _PART):
+        part = slice(at, at + _PART)
+        total += np.bincount(labels[part] + 1, None if values is None else values.ravel()[part], classes + 1)
+    return total[1:]
 
 
 def mean_of_present(values: Any) -> float:  # noqa: ANN401

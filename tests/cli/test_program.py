@@ -129,7 +129,7 @@ def test_what_is_computed_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), Path())]):
+    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), None, Path())]):
         said("maps, row 512 of 4000")
     shown = capsys.readouterr().err
     if is_terminal:

@@ -119,8 +119,12 @@ def _pack(image: Arrays, layers: Sequence[ColoredMap], at: int, bits: int, pool:
 
 
 def _compress(codes: _Array, level: int) -> str:
-    """Return codes as text: all high bytes precede all low bytes, as similar bytes that are adjacent compress well."""
-    content = codes.view(np.uint8).reshape(-1, codes.itemsize).T[::-1]
+    """Return codes as text: how rows differ from those above, where cells of several pixels become zeros.
+
+    All high bytes precede all low bytes, as similar bytes that are adjacent compress well.
+    """
+    change = np.concatenate([codes[:1], codes[1:] - codes[:-1]])
+    content = change.view(np.uint8).reshape(-1, codes.itemsize).T[::-1]
     return base64.b64encode(zlib.compress(content.tobytes(), level)).decode()
 
 

@@ -25,7 +25,8 @@ def codes(array: dict[str, Any]) -> npt.NDArray[Any]:
     size = np.dtype(array["kind"]).itemsize
     bands = [np.frombuffer(zlib.decompress(base64.b64decode(band)), np.uint8) for band in array["bands"]]
     parts = [band.reshape(size, -1)[::-1].T.copy().view(array["kind"]) for band in bands]
-    return np.concatenate(parts).reshape(array["shape"])
+    rows = [part.reshape(-1, array["shape"][1]).cumsum(0, dtype=array["kind"]) for part in parts]
+    return np.concatenate(rows)
 
 
 def decoded(array: dict[str, Any]) -> npt.NDArray[Any]:

@@ -6,16 +6,16 @@ const { HIDDEN, IGNORED, NOTHING, FIRST, NOT_FINITE } = data.codes; // those bel
 // A code holds the exponent and eight bits of the significand of a float32.
 const NUMBERS = new Float32Array(Uint32Array.from({ length: 65536 }, (_, code) => Math.max(code - FIRST, 0) << 15).buffer);
 
-// Unpack a band: the high bytes of all values precede their low bytes.
-const unpack = async (kind, text) => {
+// Unpack a band: the high bytes of all values precede their low bytes, and rows are differences to those above.
+const unpack = async ({ kind, shape: [, columns] }, text) => {
   const letters = atob(text);
   const packed = new Uint8Array(letters.length);
   for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  if (kind === "uint8") return bytes;
-  const values = new { int16: Int16Array, uint16: Uint16Array }[kind](bytes.length / 2);
-  for (let i = 0; i < values.length; i++) values[i] = (bytes[i] << 8) | bytes[values.length + i];
+  const values = kind === "uint8" ? bytes : new { int16: Int16Array, uint16: Uint16Array }[kind](bytes.length / 2);
+  if (kind !== "uint8") for (let i = 0; i < values.length; i++) values[i] = (bytes[i] << 8) | bytes[values.length + i];
+  for (let i = columns; i < values.length; i++) values[i] += values[i - columns];
   return values;
 };
 
@@ -34,7 +34,7 @@ const openImage = (about) => {
   const startOf = (band) => Math.floor((rows * band) / count) * columns;
   const bandOf = (y) => Math.ceil(((y + 1) * count) / rows) - 1;
 
-  const loadBand = async (name, band) => (bands[name][band] ??= await unpack(packed[name].kind, packed[name].bands[band]));
+  const loadBand = async (name, band) => (bands[name][band] ??= await unpack(packed[name], packed[name].bands[band]));
   const load = async (name) => {
     const parts = await Promise.all(packed[name].bands.map((_, band) => loadBand(name, band)));
     const values = new parts[0].constructor(rows * columns);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -102,7 +102,7 @@ def draw_figure(
         size = 10 * min((width - 2 * _MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
         place = _MARGIN / width, 1 - _MARGIN / height
         figure.text(*place, title, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
-    add_key(figure, key, columns, (_MARGIN / width, _MARGIN / height))
+    _add_key(figure, key, columns, (_MARGIN / width, _MARGIN / height))
     return figure
 
 
@@ -299,23 +299,15 @@ def _power_of_ten(exponent: float) -> str:
     return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def add_key(
-    figure: Figure,
-    entries: Sequence[tuple[str, Color]],
-    columns: int,
-    corner: tuple[float, float],
-    *,
-    location: Literal["lower left", "upper left"] = "lower left",
-    size: float = 7,
-) -> None:
-    """Add names and their colors, with a corner of them at a place of the figure; a "$" in a name is a dollar sign."""
+def _add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, corner: tuple[float, float]) -> None:
+    """Add names and their colors, with the lower left corner at a place of the figure; a "$" is a dollar sign."""
     legend = figure.legend(
         [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in entries],
         ["name"] * len(entries),
-        loc=location,
+        loc="lower left",
         bbox_to_anchor=corner,
         ncols=columns,
-        fontsize=size,
+        fontsize=7,
         frameon=False,
         borderaxespad=0,
         borderpad=0,

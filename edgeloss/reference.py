@@ -69,8 +69,8 @@ def evaluate(
 ) -> Evaluation:
     """Return everything of the loss but its reduction. Labels that are no class count as ignored.
 
-    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. If given,
-    ``by_kernels`` computes the edge terms instead of :func:`edge_terms`, with ``power`` ≠ 0.
+    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. With
+    ``power`` ≠ 0 ``by_kernels``, if given, computes the edge terms instead of :func:`edge_terms`.
     """
     y, valid = inputs.labels()
     x, v = readable_logits(inputs.logits, valid), inputs.pixel_weight

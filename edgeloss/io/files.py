@@ -75,9 +75,10 @@ def files_by_stem(folder: str | Path, suffixes: Sequence[str]) -> dict[str, Path
 
 @contextmanager
 def reading(path: Path, failed: str) -> Iterator[None]:
-    """Raise an InputError for whatever a reader of the file raises: a damaged file can make it raise anything.
+    """Raise an InputError instead of any exception of the block, which reads the file by a library.
 
-    ``failed`` is the message, with ``{}`` in the place of that of the reader, if it helps.
+    Of a damaged file libraries raise exceptions of many types. ``failed`` is the message; ``{}`` in it is replaced by
+    that of the exception.
     """
     check_file(path)
     try:

@@ -81,8 +81,8 @@ def sharded_training(rank: int) -> None:
     assert fsdp.train("cpu") < 0.6  # it begins at about 4, and the region term does not reach 0
 
 
-# PyTorch keeps the group of a sharded network after destroy_process_group(): a thread of gloo that lets go of a tensor
-# while Python ends aborts the process. These end without, as torchrun's do not.
+# PyTorch keeps the group of a sharded network after destroy_process_group(). A thread of gloo that releases a tensor
+# while the interpreter shuts down aborts the process. Ranks exit without that shutdown; processes of torchrun do not.
 def test_fsdp(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, sharded_training)
 

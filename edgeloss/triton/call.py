@@ -19,7 +19,17 @@ from edgeloss.triton import labels, loss, operators, step, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps
 from edgeloss.triton.region import region_terms
-from edgeloss.triton.tiles import INTERPRETED, Grid, Size, cdiv, constant, constants, launch, power_of_2, tile_of
+from edgeloss.triton.tiles import (
+    INTERPRETED,
+    Grid,
+    Size,
+    cdiv,
+    constant,
+    constants,
+    launcher,
+    power_of_2,
+    tile_of,
+)
 
 OF_LABELS = 512  # pixels of a program that reads labels, 4 per thread: with 8 the weights spill registers
 COLUMNS = 32  # of them at most: square tiles have edges less often
@@ -40,8 +50,8 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
 class Call:
     """What the steps of a call share; the target may be the labels that were read."""
 
-    def __init__(self, given: EdgeLossInputs, numbers: Numbers) -> None:
-        """Find the places of pixels and logits, and how many programs have."""
+    def __init__(self, given: EdgeLossInputs, numbers: Numbers, *others: Any) -> None:  # noqa: ANN401
+        """Find the places of pixels and logits, how many programs have, and kernels; others are what these get too."""
         logits, shape = given.logits, given.target.shape
         self.given, self.numbers, self.batch, self.dtype = given, numbers, shape[0], result_dtype(logits)
         grid = _grid(shape, numbers, max(2, logits.shape[1]), self.dtype)
@@ -54,6 +64,8 @@ class Call:
         is_long = self.is_upsampled or self.dtype == torch.float64
         self.block = tile_of(grid.pixels, 32 if is_long else 64 if logits.shape[1] > 2 else 128)
         of_labels = tile_of(grid.pixels, OF_LABELS)
+        self.kinds = logits.device, logits.shape, logits.stride(), shape, numbers, *given[:6], *others
+        self.launch = launcher(*self.kinds)
         self.columns = min(of_labels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
         self.rows = of_labels // self.columns
 
@@ -72,11 +84,11 @@ class Call:
         """Run a kernel over all pixels of the labels."""
         size = self.grid.size
         images = self.batch * cdiv(size.depth * size.height, self.rows)
-        launch(kernel, images, size.width, self.columns, *args, self.grid, self.rows)
+        self.launch(kernel, images, size.width, self.columns, *args, self.grid, self.rows)
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
-        launch(kernel, images, count, block, self.x, *args, self.grid, warps=1)
+        self.launch(kernel, images, count, block, self.x, *args, self.grid, warps=1)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
@@ -99,11 +111,12 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         programs = of_terms, len(of_terms), of_labels, len(of_labels), len(of_labels) // call.batch
         to = sums, weight if weight.numel() else None, wrong, present, maps, call.grid
         rows, at_once, classes = len(sums) + call.batch, step.AT_ONCE, power_of_2(call.grid.classes.value)
-        launch(step.collect_kernel, rows, at_once, at_once, *programs, *to, constant(classes), warps=8, fuses=False)
+        last = constant(classes)
+        call.launch(step.collect_kernel, rows, at_once, at_once, *programs, *to, last, warps=8, fuses=False)
         if present is None:
             region.zero_()
         else:
-            region = region_terms(*_averages(call, maps), maps.map_class, region.numel(), maps.slopes)
+            region_terms(*_averages(call, maps), maps.map_class, region, maps.slopes, call.launch)
     return sums, counts, region, weight, no_maps, *state
 
 
@@ -151,7 +164,7 @@ def backward(of_terms: Tensor, of_region: Tensor | None, logits: Tensor, *others
     maps = operators.maps_of(state, given.distance)
     of_all = None if given.weight is None else given.weight.view(numbers.tables, -1).sum(1)
     with torch.cuda.device_of(logits):
-        call = Call(given, numbers)
+        call = Call(given, numbers, of_terms, of_region, *state)
         pixels, channels, per_part = call.grid.pixels, gradient.shape[1], call.batch
         if call.is_upsampled:
             per_part = max(1, upsampled.PART // (channels * pixels * gradient.element_size()))

@@ -316,7 +316,7 @@ def mean_slope(x, maps, grid, pixel, image, average):
     return mean
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_image"])
 def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image, grid, TILE: tl.constexpr):
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)

@@ -12,6 +12,7 @@ the noise, which is small, and slopes cancel. Nothing waits for the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
-from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, launch, power_of_2, tile, tile_of
+from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, power_of_2, tile, tile_of
 
 ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
@@ -282,6 +283,17 @@ def write_slopes(minus_w, sums, slopes, of_noise, unit, share, SLICES: tl.conste
 
 
 @triton.jit
+def means_kernel(values, means, terms, maps, TILE: tl.constexpr):
+    """Write the mean R of the maps of each image that have a term, 0 of none, and how many have one."""
+    image, k = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
+    of_map = values + (image * maps + k) * 2
+    total, count = tl.load(of_map, mask=k < maps, other=0.0), tl.load(of_map + 1, mask=k < maps, other=0.0)
+    number = tl.maximum(tl.sum(count), 1.0)
+    tl.store(means + image, tl.sum(total) / number)
+    tl.store(terms + image, number)
+
+
+@triton.jit
 def factors_of(stencil, mask):
     """Return the factors of z and r at the displacements of a slice."""
     factors = ()
@@ -304,7 +316,7 @@ def add_slopes(sums, factors, z, r):
 
 
 @triton.jit
-def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.constexpr):
+def slopes_kernel(z, r, values, terms, stencil, slopes, parts, maps, TILE: tl.constexpr):
     """Write slopes by averages: sums of z and r around them, with factors that depend on the part, and a constant.
 
     A program walks down its columns; ``maps`` are those of an image.
@@ -316,7 +328,7 @@ def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.c
     stencil += (of_map.to(tl.int64) * kinds + tl.where(inside, kind, 0)) * (2 * SHIFTS + 1)
     has_term, constant = tl.load(values + of_map * 2 + 1) > 0, tl.load(stencil + 2 * SHIFTS, mask=inside, other=0.0)
     constant = tl.where(has_term, constant, 0.0)
-    scale = 1 / tl.maximum(tl.load(totals + of_map // maps * 2 + 1), 1.0)
+    scale = 1 / tl.load(terms + of_map // maps)
     factors, sums = factors_of(stencil, inside), (constant, constant, constant, constant, constant)
     row = tl.minimum(tl.maximum(first - 2, 0), size.height - 1) * size.width + start
     coming = row_of(z + row, columns), row_of(r + row, columns)  # loaded while another one is added
@@ -340,9 +352,11 @@ def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.c
         sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
-def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: Tensor | None) -> Tensor:
-    """Return R of each image [images] float64, and write its derivatives by the shares under averages, if asked to."""
-    size, maps = Size(*z.shape[2:]), map_class.numel()
+def region_terms(
+    z: Tensor, r: Tensor, map_class: Tensor, means: Tensor, slopes: Tensor | None, launch: Callable[..., None]
+) -> None:  # fmt: skip
+    """Write R of each image, float64, and its derivatives by the shares under averages, if asked to."""
+    size, maps, images = Size(*z.shape[2:]), map_class.numel(), means.numel()
     block = tile_of(size.width, 32)
     parts, members, kinds = _parts(size, block, z.device)
     d, slices = len(members), parts.slices.value
@@ -356,9 +370,9 @@ def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: T
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
     given, rows = (sums, map_class, values, work, of_members, share, area, constant(d)), power_of_2(2 * d)
     launch(solve_kernel, maps, rows, rows, *given, warps=8)
-    totals = values.view(images, -1, 2).sum(1)
+    of_image, terms = maps // images, empty(images)
+    launch(means_kernel, images, 1, power_of_2(of_image), values, means, terms, of_image, warps=1)
     if slopes is not None:
         stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
-        given = z, r, values, totals, stencil, slopes, parts, maps // images
+        given = z, r, values, terms, stencil, slopes, parts, of_image
         launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
-    return totals[:, 0] / totals[:, 1].clamp(min=1)

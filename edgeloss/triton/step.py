@@ -17,7 +17,7 @@ from edgeloss.options import Options
 from edgeloss.reduction import LONGEST_MEAN, EdgeSum, Regions, Scalars, SumRow
 from edgeloss.triton.labels import ROWS_OF_SUMS, WEIGHT, WRONG
 from edgeloss.triton.loss import TERMS
-from edgeloss.triton.tiles import IGNORED, area_of, launch, power_of_2
+from edgeloss.triton.tiles import IGNORED, area_of, launcher, power_of_2
 
 SAME_SIDE, OTHER_SIDE, EDGE_WEIGHT = map(tl.constexpr, (SumRow.SAME_SIDE, SumRow.OTHER_SIDE, SumRow.EDGE_WEIGHT))
 ERROR, UNIFORM, OF_STEP, MEAN, STEPS = map(tl.constexpr, EdgeSum)
@@ -27,6 +27,8 @@ AT_ONCE = 4096  # sums of programs
 
 def run(kernel: Any, of: Tensor | None, count: int, *args: Any) -> None:  # noqa: ANN401
     """Run a kernel as one program over a number of values, which may be none, on the device of a tensor."""
+    flat = (part for x in args for part in (x if isinstance(x, tuple) else (x,)))
+    launch = launcher(*(x for x in flat if type(x) is not float))  # it is compiled for any of these
     with torch.cuda.device_of(of):
         launch(kernel, 1, 1, power_of_2(count), *args, warps=1, fuses=False)
 

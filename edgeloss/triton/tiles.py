@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import triton
@@ -15,6 +15,7 @@ from triton.language.extra import libdevice
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it, where kernels are decorated
 EXACT = tl.constexpr(INTERPRETED)
 IGNORED = tl.constexpr(-1)  # the label of a pixel that does not count
+ALIGNED = 16  # bytes, which Triton asks whether tensors are aligned to
 FAR = tl.constexpr(1e38)  # a distance beyond all others; no difference of two is nan
 
 
@@ -76,9 +77,33 @@ def cdiv(number: int, parts: int) -> int:
     return -(-number // parts)
 
 
-def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, fuses: bool = True) -> None:  # noqa: ANN401
+def launcher(*given: Any) -> Callable[..., None]:  # noqa: ANN401
+    """Return :func:`launch` for calls alike, which knows what their kernels were compiled to.
+
+    Triton takes several times as long to find it. It compiles for the types of tensors, for whether they are aligned,
+    and for integers, which must be among what is given or come from it.
+    """
+    if INTERPRETED:
+        return partial(launch, {})
+    kinds = [(x.dtype, x.data_ptr() % ALIGNED) if isinstance(x, Tensor) else x for x in given]
+    return partial(launch, _compiled(tuple(kinds)))
+
+
+@lru_cache(maxsize=1024)
+def _compiled(kinds: tuple[Any, ...]) -> dict[Any, Any]:
+    return {}
+
+
+def launch(
+    compiled: dict[Any, Any], kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, fuses: bool = True  # noqa: ANN401, E501
+) -> None:  # fmt: skip
     """Run a kernel over ``count`` places of each image, a program for ``block`` of them."""
-    kernel[(images * cdiv(count, block),)](*args, TILE=block, num_warps=warps, enable_fp_fusion=fuses)
+    programs = images * cdiv(count, block), 1, 1
+    known = compiled.get(kernel.fn)
+    if known is None:
+        compiled[kernel.fn] = kernel[programs](*args, TILE=block, num_warps=warps, enable_fp_fusion=fuses)
+    else:
+        known[programs](*args, block)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.tiles import Size, cdiv, constant, launch, power_of_2, tile, tile_of
+from edgeloss.triton.tiles import Size, cdiv, constant, launcher, power_of_2, tile, tile_of
 
 PART = 2**28  # bytes of gradients at the resolution of the labels at a time
 
@@ -92,4 +92,5 @@ def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:  # noqa: ANN
         columns = min(block, power_of_2(inner))
         rows = block // columns
         given = values, g, along, lines, high, places, inner, constant(rows)
-        launch(adjoint_kernel, maps * lines * cdiv(places, rows), inner, columns, *given, warps=1)
+        programs = maps * lines * cdiv(places, rows)
+        launcher(*call.kinds, axis, of_pixels)(adjoint_kernel, programs, inner, columns, *given, warps=1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,20 +73,25 @@ def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
 
 
 def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeloss.triton import region
+    from edgeloss.triton import tiles
 
     x, y, options = call(4, (9, 12))
     expected, kernels = TRITON.loss(x, y, **options), []
-    launch = region.launch
+    launch = tiles.launch
 
-    def record(kernel: Any, *args: Any, **named: Any) -> None:
+    def record(compiled: Any, kernel: Any, *args: Any, **named: Any) -> None:
         kernels.append(kernel.fn.__name__)
-        launch(kernel, *args, **named)
+        launch(compiled, kernel, *args, **named)
 
-    monkeypatch.setattr(region, "launch", record)
+    monkeypatch.setattr(tiles, "launch", record)
     with torch.no_grad():
         assert torch.equal(TRITON.loss(x, y, **options), expected)
-    assert kernels == ["products_kernel", "solve_kernel"]
+    assert kernels[-4:] == ["products_kernel", "solve_kernel", "means_kernel", "weigh_kernel"]
+
+
+def test_kernels_launched_again_are_those_of_triton() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, Path(__file__).with_name("launches.py"), "40"], check=True, env=environment)
 
 
 def test_distances_of_nan_reach_the_loss() -> None:
@@ -148,11 +157,10 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
     from edgeloss.triton import call as calls
-    from edgeloss.triton import region, step, upsampled
+    from edgeloss.triton import region, tiles, upsampled
 
     kernels = []
-    for module in (calls, region, step, upsampled):
-        monkeypatch.setattr(module, "launch", lambda kernel, *_, **__: kernels.append(kernel.fn.__name__))
+    monkeypatch.setattr(tiles, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))
     monkeypatch.setattr(operators.operators.edge_loss, "default", calls.forward)
     monkeypatch.setattr(operators.operators.edge_loss_backward, "default", calls.backward)
     mode = FakeTensorMode()

@@ -201,9 +201,13 @@ class _EdgeLoss(torch.autograd.Function):
         if grad.dim():
             state, given = _of_map(ctx, state, grad)
         else:
-            slope, factors, weight = scalar(grad), ctx.factors, ctx.region_weight
-            slopes = slope * factors if isinstance(factors, Tensor) else vector([slope * x for x in factors], weight)
-            given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
+            factors, weight, kernels = ctx.factors, ctx.region_weight, library.step_kernels(grad)
+            if kernels is not None and isinstance(factors, Tensor):
+                given = kernels.spread(grad, factors, weight)
+            else:
+                slope = scalar(grad)
+                slopes = vector([slope * x for x in factors], weight)
+                given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
         # With autograd where there is one: the operator refuses to be differentiated twice.
         with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
             return ctx.backward(*given, *state, *ctx.numbers), None, None, None, None, None

@@ -135,6 +135,25 @@ def weigh(
     return loss, factors
 
 
+@triton.jit
+def spread_kernel(grad, factors, weight, of_terms, of_region, images, TILE: tl.constexpr):
+    """Write the gradients by the sums, and by R of each image, of one by the loss."""
+    slope, i = tl.load(grad).to(tl.float64), tl.arange(0, TILE)
+    for n in tl.static_range(TERMS):
+        tl.store(of_terms + n, slope * tl.load(factors + n))
+    if of_region is not None:
+        of_image = tl.load(weight + i, mask=i < images, other=0.0)
+        tl.store(of_region + i, of_image * (slope * tl.load(factors + TERMS)), mask=i < images)
+
+
+def spread(grad: Tensor, factors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients by the terms [3] and by the region term of images of some weight, None where it has none."""
+    images = weight.numel()
+    of_terms, of_region = factors.new_empty(TERMS.value), torch.empty_like(weight) if images else None
+    run(spread_kernel, grad, max(1, images), grad, factors, weight, of_terms, of_region, images)
+    return of_terms, of_region
+
+
 # ---------------------------------------------------------------------------------------------------------- the state
 
 

@@ -40,7 +40,8 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     """Return what kernels know of a call of such labels, but for its weights."""
     size = Size.of(shape[1:])
     radius = clipped(numbers.radius, (1, *size))
-    sizes = Size(*constants(radius)), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
+    reach = Size(constant(radius[0]), *constants(radius[1:]))  # there are loops over the depth
+    sizes = reach, Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
     of_call = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
@@ -68,6 +69,7 @@ class Call:
         self.launch = launcher(*self.kinds)
         self.columns = min(of_labels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
         self.rows = of_labels // self.columns
+        self.tiles = self.batch * grid.size.depth * cdiv(grid.size.height, self.rows)  # of labels, in a column
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
@@ -82,9 +84,7 @@ class Call:
 
     def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel over all pixels of the labels."""
-        size = self.grid.size
-        images = self.batch * cdiv(size.depth * size.height, self.rows)
-        self.launch(kernel, images, size.width, self.columns, *args, self.grid, self.rows)
+        self.launch(kernel, self.tiles, self.grid.size.width, self.columns, *args, self.grid, self.rows)
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
@@ -123,7 +123,7 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
 def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
     """Fill the maps that come from labels, and return the rows of sums that do, by program."""
     numbers, target, size = call.numbers, call.given.target, call.grid.size
-    programs = call.batch * cdiv(size.depth * size.height, call.rows) * cdiv(size.width, call.columns)
+    programs = call.tiles * cdiv(size.width, call.columns)
     sums = call.empty(programs, labels.ROWS_OF_SUMS.value, dtype=torch.float64)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
     call.over_labels(labels.read_labels_kernel, target, maps.label, present, sums, numbers.ignore_index)

@@ -29,20 +29,17 @@ NONE = tl.constexpr(2**16 - 1)  # a number of pixels beyond all others
 def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Return the image of a program, its first pixel, its pixels [ROWS, TILE], in memory and by axis, and which exist.
 
-    Rows of a volume are those of its slices one after another. The column in the tile is added last, in 64 bits: the
-    compiler then knows which pixels of a thread follow each other.
+    A tile is in one slice of a volume. The column in the tile is added last, in 64 bits: the compiler then knows which
+    pixels of a thread follow each other.
     """
-    rows, parts = size.depth * size.height, tl.cdiv(size.width, TILE)
-    blocks = parts * tl.cdiv(rows, ROWS)
-    image, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    parts = tl.cdiv(size.width, TILE)
+    blocks = parts * tl.cdiv(size.height, ROWS)
+    slices, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     top, start = block // parts * ROWS, block % parts * TILE
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, TILE)[None, :]
-    z = (top + row) * 0
-    if size.depth > 1:
-        z = (top + row) // size.height
-    first = (image.to(tl.int64) * rows + top) * size.width + start
-    to, place = first + row * size.width + column, (z, top + row - z * size.height, start + column)
-    return image, first, to, place, exists(place, 0, 0, 0, size)
+    first = (slices.to(tl.int64) * size.height + top) * size.width + start
+    to, place = first + row * size.width + column, (slices % size.depth, top + row, start + column)
+    return slices // size.depth, first, to, place, exists(place, 0, 0, 0, size)
 
 
 @triton.jit
@@ -139,19 +136,21 @@ def find_distances_kernel(
 
 @triton.jit
 def differ(label, first, to, place, grid, TIMES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Return whether labels within so many times the radius of a tile differ; True also of volumes and wide windows.
+    """Return whether labels within so many times the radius of a tile differ; True also of wide windows.
 
-    The tile covers all of them when it is displaced to the four corners, unless these are too far from each other.
-    Most of an image is far from edges, and what this skips takes longer.
+    In each slice the tile covers all of them when it is displaced to the four corners, unless these are too far from
+    each other. Most of an image is far from edges, and what this skips takes longer.
     """
+    size, depth = grid.size, TIMES * grid.radius.depth
     down, right = TIMES * grid.radius.height, TIMES * grid.radius.width
-    found = grid.size.depth > 1 or 2 * down > ROWS or 2 * right > TILE
+    found = 2 * down > ROWS or 2 * right > TILE
     if not found:
         one, others = tl.load(label + first), tl.zeros(to.shape, tl.int16)
-        for corner in tl.static_range(4):
-            dy, dx = (corner // 2 * 2 - 1) * down, (corner % 2 * 2 - 1) * right
-            there = exists(place, 0, dy, dx, grid.size)
-            others |= one ^ tl.load(label + to + (dy * grid.size.width + dx), mask=there, other=one)
+        for dz in range(-depth, depth + 1):
+            for corner in tl.static_range(4):
+                dy, dx = (corner // 2 * 2 - 1) * down, (corner % 2 * 2 - 1) * right
+                step, there = (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size)
+                others |= one ^ tl.load(label + to + step, mask=there, other=one)
         found = tl.max(others.to(tl.uint16).to(tl.int32)) > 0
     return found
 

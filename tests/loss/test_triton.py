@@ -119,13 +119,17 @@ def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: 
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("classes", "options"), [(3, {"radius": (2, 1)}), (3, {"decay": 2.0}), (40, {})])
+@pytest.mark.parametrize(
+    ("classes", "slices", "options"),
+    [(3, 0, {"radius": (2, 1)}), (3, 0, {"decay": 2.0}), (40, 0, {}), (3, 3, {"radius": 1, "region_weight": 0.0})],
+)
 def test_tiles_as_small_as_those_of_a_device_agree(
-    classes: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    classes: int, slices: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most have labels of one class within reach, and are skipped where pixels get the weights of edges.
 
-    Of 40 classes most are in no image; those that are, and those around pixels, get their gradient last.
+    Of 40 classes most are in no image; those that are, and those around pixels, get their gradient last. In a volume,
+    slices of one class are out of reach of the labels, or in reach of what these give to their neighbors, or of them.
     """
     from edgeloss.triton import call
 
@@ -135,7 +139,8 @@ def test_tiles_as_small_as_those_of_a_device_agree(
     y = torch.zeros(1, 19, 27, dtype=torch.int64)
     y[:, 9, 9], y[:, 12:, 18:], y[:, :3, 22:] = 1, 2, -100
     y[:, 9, 10] = 2
-    x = torch.randn(1, classes, 19, 27, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    y = torch.stack([*torch.zeros(slices, *y.shape, dtype=y.dtype), y], 1) if slices else y
+    x = torch.randn(1, classes, *y.shape[1:], generator=torch.Generator().manual_seed(0), requires_grad=True)
     results = []
     for column in (TRITON, Column("reference")):
         value, terms = column.loss(x, y, return_terms=True, **options)

@@ -28,7 +28,8 @@ ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
-ROWS = tl.constexpr(2 if INTERPRETED else 28)  # of a strip
+ROWS = 2 if INTERPRETED else 28  # of a strip
+ROWS_OF_VOLUME = 2 if INTERPRETED else 5  # where a program adds up slopes, row by row in its code
 
 
 class Parts(NamedTuple):
@@ -37,30 +38,36 @@ class Parts(NamedTuple):
     size: Size
     rows: int  # parts along the height
     number: int  # along the first two axes
-    at_once: Any  # of these, in a program: one, or in the interpreter, which takes time by operation, all
+    strip: Any  # rows of a strip
+    at_once: Any  # of the parts, in a program: one, or in the interpreter, which takes time by operation, all
     slices: Any  # displacements along the depth: 1, or 5 of volumes
+
+    @classmethod
+    def of(cls, size: Size, strip: int) -> Parts:
+        """Return parts with strips of so many rows."""
+        rows, slices = ENDS.value + cdiv(max(size.height - ENDS.value, 0), strip), 2 * SIDE - 1 if size.depth > 1 else 1
+        at_once = power_of_2(size.depth * rows * slices) if INTERPRETED else 1
+        return cls(size, rows, size.depth * rows, *map(constant, (strip, at_once, slices)))
 
 
 @lru_cache(maxsize=64)
-def _parts(size: Size, block: int, device: torch.device) -> tuple[Parts, Tensor, Tensor]:
-    """Return the parts, which members averages of each are [d, parts], and those of each kind of parts [kinds, d]."""
+def _parts(size: Size, block: int, device: torch.device) -> tuple[Parts, Parts, Tensor, Tensor]:
+    """Return parts for products and slopes, and which members averages of each are [d, parts] and [kinds, d]."""
 
     def members(count: int, first: list[int]) -> Tensor:
         member, place = torch.arange(SIDE), torch.tensor(first)[:, None]
         return ((member >= place - (count - SIDE)) & (member <= place)).double()
 
-    is_volume, end = size.depth > 1, ENDS.value
+    is_volume = size.depth > 1
+    parts, of_slopes = Parts.of(size, ROWS), Parts.of(size, ROWS_OF_VOLUME if is_volume else ROWS)
     ends = [[0, 1, max(count - 2, 2), max(count - 1, 3)] for count in size]
-    strips = cdiv(max(size.height - end, 0), ROWS.value), cdiv(size.width, block)  # ends included
+    strips = parts.rows - ENDS.value, cdiv(size.width, block)  # ends included
     first = [[*range(size.depth)], *([*ends[a], *[2] * strips[a - 1]] for a in (1, 2))]
     of_parts, of_kinds = (
         reduce(torch.kron, [members(size[a], of_axes[a]) for a in range(not is_volume, 3)])
         for of_axes in (first, [[*places, 2] for places in ends])
     )
-    rows, slices = end + strips[0], 2 * SIDE - 1 if is_volume else 1
-    at_once = power_of_2(size.depth * rows * slices) if INTERPRETED else 1
-    parts = Parts(size, rows, size.depth * rows, constant(at_once), constant(slices))
-    return parts, of_parts.T.contiguous().to(device), of_kinds.to(device)
+    return parts, of_slopes, of_parts.T.contiguous().to(device), of_kinds.to(device)
 
 
 @triton.jit
@@ -82,18 +89,18 @@ def part(parts, GROUPS: tl.constexpr, TILE: tl.constexpr):
     n = program.to(tl.int32) % chunks * parts.at_once + tl.arange(0, parts.at_once)[:, None]
     group, n = n % GROUPS, n // GROUPS
     of_map, row, inside = program.to(tl.int32) // chunks, n % parts.rows, (x < size.width) & (n < parts.number)
-    end, strip = tl.where(row < 2, row, tl.maximum(size.height - ENDS + row, row)), 2 + (row - ENDS) * ROWS
+    end, strip = tl.where(row < 2, row, tl.maximum(size.height - ENDS + row, row)), 2 + (row - ENDS) * parts.strip
     first = tl.where(row < ENDS, end, strip)
-    last = tl.minimum(first + tl.where(row < ENDS, 0, ROWS - 1), size.height - tl.where(row < ENDS, 1, 3))
+    last = tl.minimum(first + tl.where(row < ENDS, 0, parts.strip - 1), size.height - tl.where(row < ENDS, 1, 3))
     columns = inside & (x >= 2), inside & (x >= 1), inside, inside & (x < size.width - 1), inside & (x < size.width - 2)
     start = of_map.to(tl.int64) * size.depth * size.height * size.width + x
     return of_map, group, n, n // parts.rows, first, last, kind_of(x, size.width), start, columns
 
 
 @triton.jit
-def longest(first, last):
+def longest(parts, first, last):
     """Return how many rows the longest of some parts has; the interpreter's loops take constants."""
-    return ROWS if EXACT else tl.max(last - first) + 1
+    return parts.strip if EXACT else tl.max(last - first) + 1
 
 
 @triton.jit
@@ -136,7 +143,7 @@ def products_kernel(z, r, map_class, sums, parts, TILE: tl.constexpr):
         above = zero, zero, zero, zero  # a tuple, as Triton does not see that a name takes another one's initial value
         step, row = there * (size.height * size.width), tl.minimum(first, size.height - 1) * size.width + start
         coming = row_of(z + row + step, columns), row_of(r + row + step, columns)  # loaded while another one is added
-        for n_row in range(longest(first, last) + 2):
+        for n_row in range(longest(parts, first, last) + 2):
             row = tl.minimum(first + n_row, size.height - 1) * size.width + start
             further = tl.minimum(first + n_row + 1, size.height - 1) * size.width + start
             z_there, r_there = wide(coming[0]), wide(coming[1])
@@ -167,7 +174,7 @@ def member_of(k):
 def matrices_of(sums, i, j, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
     """Return the scatter matrices that the term is made of, without noise; ``share`` is 1 over the number of regions.
 
-    Rows are those of q, of r, of z and of doubled z: the joint matrix of q and r [2d, 2d], and ZZᵀ and 2ZZᵀ below it.
+    Rows are those of q, of r and of z: the joint matrix of q and r [2d, 2d], and ZZᵀ [d, d] below it.
     """
     kind, k, other, is_r = i // D, i % D, j % D, j >= D
     depth_k, row_k, column_k = member_of(k)
@@ -179,9 +186,9 @@ def matrices_of(sums, i, j, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: 
     of_z = sums + 4 * AHEAD  # the sums of z, before those of r
     of_k, of_other = of_z + k * (SLICES * PRODUCTS), of_z + other * (SLICES * PRODUCTS)
     for n in tl.static_range(4):  # ZZᵀ, ZRᵀ, RZᵀ and RRᵀ: q is z - r
-        of_row = tl.where(kind == 0, 1 - n // 2 * 2, tl.where(kind == 1, n // 2, (kind - 1) * (1 - n // 2)))
+        of_row = tl.where(kind == 0, 1 - n // 2 * 2, tl.where(kind == 1, n // 2, 1 - n // 2))
         of_column = tl.where(is_r, n % 2, tl.where(kind < 2, 1 - n % 2 * 2, 1 - n % 2))
-        mask = (kind < 4) & (j < 2 * D) & (of_row * of_column != 0)  # what is not used may be nan
+        mask = (kind < 3) & (j < 2 * D) & (of_row * of_column != 0)  # what is not used may be nan
         product = tl.load(at + tl.where(is_back, n % 2 * 2 + n // 2, n), mask=mask, other=0)
         sum_k, sum_l = tl.load(of_k + n // 2, mask=mask, other=0), tl.load(of_other + n % 2, mask=mask, other=0)
         a += (of_row * of_column) * ((product - sum_k * share * sum_l) * (1 / AREA))
@@ -189,22 +196,32 @@ def matrices_of(sums, i, j, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: 
 
 
 @triton.jit
-def swept(a, rows, own, j, inside, FIRST: tl.constexpr, END: tl.constexpr, D: tl.constexpr):
-    """Return symmetric matrices swept on some pivots, which are those of a Cholesky factor, nan where there is none.
+def through_memory(a, rows, i, j, LENGTH: tl.constexpr, STRIDE: tl.constexpr):
+    """Return a matrix as threads load its rows, so that they need not exchange it to write them; 0 outside."""
+    to, inside = rows + i * STRIDE + j, (i < LENGTH) & (j < LENGTH)
+    tl.store(to, a, mask=inside)
+    tl.debug_barrier()
+    return tl.load(to, mask=inside, other=0.0)
 
-    A sweep on all pivots turns a matrix into minus its inverse. Matrices may lie below each other: ``own`` is which row
-    of its matrix a row is, and ``rows`` where this has the rows of its pivots in memory, which all threads read.
+
+@triton.jit
+def write_pivot(a, rows, i, j, n, LENGTH: tl.constexpr, STRIDE: tl.constexpr):
+    """Write row n of a matrix, which all threads read after a barrier."""
+    tl.store(rows + n * STRIDE + (i * 0 + j), a, mask=(i == n) & (j < LENGTH))
+
+
+@triton.jit
+def swept(a, rows, i, j, n, LENGTH: tl.constexpr, STRIDE: tl.constexpr):
+    """Return a symmetric matrix swept on pivot n, which is that of a Cholesky factor, nan where there is none.
+
+    A sweep on all pivots turns a matrix into minus its inverse.
     """
-    for n in range(FIRST, END):
-        to, is_pivot, is_row = rows + n * (2 * D), own == n, own < 2 * D
-        tl.store(to + j, a, mask=inside & is_pivot)
-        tl.debug_barrier()
-        pivot = tl.load(to + n, mask=is_row, other=1.0)
-        scaled = tl.where(is_pivot, -1.0, tl.load(to + own, mask=is_row, other=0.0))
-        scaled /= tl.where(pivot > 0, pivot, float("nan"))
-        of_pivot = tl.where(j == n, -1.0, tl.load(to + j, mask=inside, other=0.0))
-        a = tl.where(is_pivot | (j == n), 0.0, a) - scaled * of_pivot
-    return a
+    row = rows + n * STRIDE
+    pivot = tl.load(row + n)
+    unit = 1.0 / tl.where(pivot > 0, pivot, float("nan"))  # one division: those of float64 take long
+    of_row = tl.where(i == n, -1.0, tl.load(row + i, mask=i < LENGTH, other=0.0)) * unit
+    of_column = tl.where(j == n, -1.0, tl.load(row + j, mask=j < LENGTH, other=0.0))
+    return tl.where((i == n) | (j == n), 0.0, a) - of_row * of_column
 
 
 @triton.jit
@@ -226,30 +243,43 @@ def solve_kernel(
     """
     SLICES: tl.constexpr = 5 if D == 27 else 1
     K: tl.constexpr = TILE // 2
-    of_map, i, k = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)[:, None], tl.arange(0, K)[None, :]
+    of_map, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
     sums, work = sums + of_map * (D * SLICES * PRODUCTS), work + of_map * (10 * D * D)
     slopes, values = slopes + of_map * (D * (50 * SLICES + 1)), values + of_map * 2
     tl.store(values, 0.0)
     tl.store(values + 1, 0.0)
     if tl.load(map_class + of_map) >= 0:
-        of_labels, member = matrices_of(sums, i + 2 * D, k, share, AREA, SLICES, D), tl.where(i < 2 * D, i % D, TILE)
-        contrast = tl.sum(tl.where((i == k) & (i < D), of_labels, 0.0))
-        of_labels = tl.where(member == k, of_labels + A, of_labels)
-        swept(of_labels, work + i // D * D, member, k, (i < 2 * D) & (k < D), 0, D, D)
-        known, doubled = entropy(work, 0, D, K), entropy(work + D, 0, D, K)
-        scale = 2 * known - doubled
+        a = matrices_of(sums, i, j, share, AREA, SLICES, D)
+        k, m = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :]
+        z = matrices_of(sums, k + 2 * D, m, share, AREA, SLICES, D)
+        contrast = tl.sum(tl.where((k == m) & (k < D), z, 0.0))
+        # tr QQᵀ - tr ZZᵀ, in proportion to tr ZZᵀ: the difference of the two has no digits where R is small.
+        inside = (i < 2 * D) & (j < 2 * D)
+        of_trace = inside & (i % D == j % D) & (j >= D)
+        excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / tl.where(contrast > 0, contrast, 1.0)
+        of_q = A * (1 + tl.maximum(excess, 0.0))
+        noise = tl.where((i < D) == (j < D), tl.where(i < D, of_q, of_q + A), -of_q)
+        a = tl.where(inside & (i % D == j % D), a + noise, a)
+        z, doubled = tl.where(k == m, z + A, z), tl.where(k == m, 2 * z + A, 2 * z)
+        of_z, rows, minus_w = work, work + 2 * D * D, work + 6 * D * D  # which has rows of doubled ZZᵀ before
+        a, z = through_memory(a, rows, i, j, 2 * D, 2 * D), through_memory(z, of_z, k, m, D, 2 * D)
+        doubled = through_memory(doubled, minus_w, k, m, D, 2 * D)
+        tl.debug_barrier()
+        for n in range(D):
+            write_pivot(a, rows, i, j, n, 2 * D, 2 * D)
+            write_pivot(z, of_z, k, m, n, D, 2 * D)
+            write_pivot(doubled, minus_w, k, m, n, D, 2 * D)
+            tl.debug_barrier()
+            a, z = swept(a, rows, i, j, n, 2 * D, 2 * D), swept(z, of_z, k, m, n, D, 2 * D)
+            doubled = swept(doubled, minus_w, k, m, n, D, 2 * D)
+        known = entropy(of_z, 0, D, K)
+        scale = 2 * known - entropy(minus_w, 0, D, K)
         if scale > LEAST:
-            j, rows, minus_w = tl.arange(0, TILE)[None, :], work + 2 * D * D, work + 6 * D * D
-            inside, own = (i < 2 * D) & (j < 2 * D), tl.where(i < 2 * D, i, TILE)
-            a = matrices_of(sums, i, j, share, AREA, SLICES, D)
-            # tr QQᵀ - tr ZZᵀ, in proportion to tr ZZᵀ: the difference of the two has no digits where R is small.
-            of_trace = inside & (i % D == j % D) & (j >= D)
-            excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / contrast
-            of_q = A * (1 + tl.maximum(excess, 0.0))
-            noise = tl.where((i < D) == (j < D), tl.where(i < D, of_q, of_q + A), -of_q)
-            a = tl.where(inside & (i % D == j % D), a + noise, a)
-            a = swept(a, rows + i * 0, own, j, inside, 0, D, D)
-            a = swept(tl.where((i < D) & (j < D), 0.0, a), rows + i * 0, own, j, inside, D, 2 * D, D)
+            a = tl.where((i < D) & (j < D), 0.0, a)
+            for n in range(D, 2 * D):
+                write_pivot(a, rows, i, j, n, 2 * D, 2 * D)
+                tl.debug_barrier()
+                a = swept(a, rows, i, j, n, 2 * D, 2 * D)
             tl.store(values, 1 + (entropy(rows, D, D, K) - known) / scale)
             tl.store(values + 1, 1.0)
             tl.store(minus_w + i * (2 * D) + j, a, mask=inside)
@@ -316,6 +346,29 @@ def add_slopes(sums, factors, z, r):
 
 
 @triton.jit
+def add_slices(sums, z, r, stencil, here, first, start, columns, parts):
+    """Return slopes of the rows of a part, and in addition what the slices around it give them."""
+    size = parts.size
+    for group in range(parts.slices):
+        factors = factors_of(stencil + group * 50, columns[2])
+        # Outside, it does not matter what is there: the factors are 0.
+        there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
+        for n in tl.static_range(parts.strip + 4):
+            row = tl.minimum(tl.maximum(first + n - 2, 0), size.height - 1)
+            at = (there * size.height + row) * size.width + start
+            z_row, r_row, added = wide(row_of(z + at, columns)), wide(row_of(r + at, columns)), ()
+            for to in tl.static_range(parts.strip):
+                of_row = sums[to]
+                if to <= n and n <= to + 4:
+                    for column in tl.static_range(5):
+                        of_row += factors[10 * (n - to) + 2 * column] * z_row[column]
+                        of_row += factors[10 * (n - to) + 2 * column + 1] * r_row[column]
+                added += (of_row,)
+            sums = added
+    return sums
+
+
+@triton.jit
 def slopes_kernel(z, r, values, terms, stencil, slopes, parts, maps, TILE: tl.constexpr):
     """Write slopes by averages: sums of z and r around them, with factors that depend on the part, and a constant.
 
@@ -329,27 +382,29 @@ def slopes_kernel(z, r, values, terms, stencil, slopes, parts, maps, TILE: tl.co
     has_term, constant = tl.load(values + of_map * 2 + 1) > 0, tl.load(stencil + 2 * SHIFTS, mask=inside, other=0.0)
     constant = tl.where(has_term, constant, 0.0)
     scale = 1 / tl.load(terms + of_map // maps)
-    factors, sums = factors_of(stencil, inside), (constant, constant, constant, constant, constant)
-    row = tl.minimum(tl.maximum(first - 2, 0), size.height - 1) * size.width + start
-    coming = row_of(z + row, columns), row_of(r + row, columns)  # loaded while another one is added
-    for n_row in range(longest(first, last) + 4):
-        if has_term and parts.slices == 1:
-            z_row, r_row = wide(coming[0]), wide(coming[1])
-            row = tl.minimum(tl.maximum(first + n_row - 1, 0), size.height - 1) * size.width + start
-            coming = row_of(z + row, columns), row_of(r + row, columns)
-            sums = add_slopes(sums, factors, z_row, r_row)
-        elif has_term:
-            row = tl.minimum(tl.maximum(first + n_row - 2, 0), size.height - 1) * size.width + start
-            for group in range(parts.slices):
-                factors = factors_of(stencil + group * 50, inside)
-                # Outside, it does not matter what is there: the factors are 0.
-                there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
-                at = there * (size.height * size.width) + row
-                sums = add_slopes(sums, factors, wide(row_of(z + at, columns)), wide(row_of(r + at, columns)))
-        to = first + n_row - 4
-        mask, to = inside & (to >= first) & (to <= last), slopes + (here * size.height + to) * size.width + start
-        tl.store(to, (sums[0] * scale).to(slopes.dtype.element_ty), mask=mask)
-        sums = sums[1], sums[2], sums[3], sums[4], constant
+    if parts.slices > 1:
+        rows = ()
+        for _ in tl.static_range(parts.strip):
+            rows += (constant,)  # type: ignore[assignment]
+        if has_term:
+            rows = add_slices(rows, z, r, stencil, here, first, start, columns, parts)
+        for n_row in tl.static_range(parts.strip):
+            to = slopes + (here * size.height + first + n_row) * size.width + start
+            tl.store(to, (rows[n_row] * scale).to(slopes.dtype.element_ty), mask=inside & (first + n_row <= last))
+    else:
+        factors, sums = factors_of(stencil, inside), (constant, constant, constant, constant, constant)
+        row = tl.minimum(tl.maximum(first - 2, 0), size.height - 1) * size.width + start
+        coming = row_of(z + row, columns), row_of(r + row, columns)  # loaded while another one is added
+        for n_row in range(longest(parts, first, last) + 4):
+            if has_term:
+                z_row, r_row = wide(coming[0]), wide(coming[1])
+                row = tl.minimum(tl.maximum(first + n_row - 1, 0), size.height - 1) * size.width + start
+                coming = row_of(z + row, columns), row_of(r + row, columns)
+                sums = add_slopes(sums, factors, z_row, r_row)
+            to = first + n_row - 4
+            mask, to = inside & (to >= first) & (to <= last), slopes + (here * size.height + to) * size.width + start
+            tl.store(to, (sums[0] * scale).to(slopes.dtype.element_ty), mask=mask)
+            sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
 def region_terms(
@@ -358,12 +413,12 @@ def region_terms(
     """Write R of each image, float64, and its derivatives by the shares under averages, if asked to."""
     size, maps, images = Size(*z.shape[2:]), map_class.numel(), means.numel()
     block = tile_of(size.width, 32)
-    parts, members, kinds = _parts(size, block, z.device)
+    parts, of_slopes, members, kinds = _parts(size, block, z.device)
     d, slices = len(members), parts.slices.value
     empty = partial(torch.empty, dtype=torch.float64, device=z.device)
     products = empty(maps, members.shape[1], slices * PRODUCTS.value)
-    programs = [maps * cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
-    launch(products_kernel, programs[0], size.width, block, z, r, map_class, products, parts, warps=1)
+    programs = maps * cdiv(parts.number * slices, parts.at_once.value)
+    launch(products_kernel, programs, size.width, block, z, r, map_class, products, parts, warps=1)
     sums, values, work = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, 10 * d * d)
     of_members = empty(maps, d, 50 * slices + 1)
     share = 1 / math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
@@ -374,5 +429,6 @@ def region_terms(
     launch(means_kernel, images, 1, power_of_2(of_image), values, means, terms, of_image, warps=1)
     if slopes is not None:
         stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
-        given = z, r, values, terms, stencil, slopes, parts, of_image
-        launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
+        given = z, r, values, terms, stencil, slopes, of_slopes, of_image
+        programs = maps * cdiv(of_slopes.number, of_slopes.at_once.value)
+        launch(slopes_kernel, programs, size.width, block, *given, warps=1)

@@ -171,7 +171,7 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr
                 least_same = tl.where(k == y, tl.minimum(least_same, d), least_same)
                 least_across = tl.where(k == y, least_across, tl.minimum(least_across, d))
         same, across = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
-        for n in tl.range(grid.window, loop_unroll_factor=9):
+        for n in tl.range(grid.window, loop_unroll_factor=9 if grid.decay > 0 else 3):
             step, k = neighbor(label, place, inside, n, grid)
             w = tl.full(to.shape, 1.0, grid.real)
             if grid.decay > 0:

@@ -306,7 +306,8 @@ def of_maps(x, maps, image, grid, pixel, place, average, numbers):
 @triton.jit
 def mean_slope(x, maps, grid, pixel, image, average):
     """Return Σ e^(x_c - m) g_c of pixels, without the likeliest class; g is 0 of classes without a map."""
-    mean, place, numbers = tl.zeros(average.shape, x.real), 0, (0,) if x.classes == 2 else (0, 1, 2, 3)
+    mean, place = tl.zeros(average.shape, x.real), 0
+    numbers = (0,) if x.classes == 2 else (0, 1) if x.classes <= MANY else (0, 1, 2, 3)  # as in write_gradient
     while place < grid.maps:
         classes, values, slopes = of_maps(x, maps, image, grid, pixel, place, average, numbers)
         for i in tl.static_range(len(numbers)):
@@ -411,7 +412,9 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
     """
     SPARSE: tl.constexpr = of_region is not None and x.classes > MANY
     pixel, average = state.pixel, state.average
-    numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
+    # Of loads before a store: with slopes, more of them take longer.
+    PAIRS: tl.constexpr = x.classes == 2 or (of_region is not None and not SPARSE)
+    numbers = (0,) if further is not None else (0, 1) if PAIRS else (0, 1, 2, 3)
     for start in range(0, x.classes, len(numbers)):
         values = [load(x, pixel.at, start + i, pixel.read & (start + i < x.classes)) for i in numbers]
         slopes = state.rest

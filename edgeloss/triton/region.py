@@ -28,7 +28,7 @@ ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
-ROWS = 2 if INTERPRETED else 28  # of a strip
+ROWS = 2 if INTERPRETED else 14  # of a strip
 ROWS_OF_VOLUME = 2 if INTERPRETED else 5  # where a program adds up slopes, row by row in its code
 
 

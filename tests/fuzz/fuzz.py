@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 from calls import ON_GPU, random_case
@@ -36,6 +37,9 @@ from edgeloss.options import Backend
 AT_ONCE = 40  # calls of a process between two messages
 # The kernels of GPUs, in Triton's interpreter, which reads it where they are defined.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    sys.path.append(str(Path(__file__).parents[1] / "loss"))
+    import interpreted  # noqa: F401
 BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
 Errors = dict[str, float]  # the largest, of each kind of result
 

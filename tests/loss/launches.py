@@ -50,28 +50,34 @@ def find_only(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
     return find(kernel, *args, warmup=True, **options)
 
 
-triton.runtime.driver.set_active(_Driver(FIRST))
-JITFunction._do_compile, JITFunction.run = compile_nothing, find_only
-library.interprets = True  # CPU tensors take the kernels of GPUs
-for number in range(int(sys.argv[1])):
-    case = random_case(number, **ON_GPU)
-    x = case.x.detach()
-    memory = torch.empty(x.numel() + 1, dtype=x.dtype)[number % 2 :]  # of which one half is not aligned
-    places = [x, memory[: x.numel()].view(x.shape)]
-    for logits in places * 2:
-        leaf = logits.detach().requires_grad_()
-        edge_aware_loss(leaf, case.y, backend="fused", **{**case.options, "validate": "never"}).backward()
-upsampled.PART = 1  # an image at a time
-y = torch.zeros(3, 10, 10, dtype=torch.int64)
-given: list[dict[str, Any]] = [{}, {"weight": torch.ones(3)}, {"pixel_weight": torch.ones(y.shape)}]
-given += [{"radius": 2}, {"decay": 2.0}, {"decay": 3.0}, {"label_smoothing": 0.1}, {"region_weight": 3.0}]
-for size, options in itertools.product((10, 5, 10, 5), given):
-    x = torch.zeros(3, 3, size, size, requires_grad=True)
-    edge_aware_loss(x, y, backend="fused", validate="never", upsample=True, **options).backward()
-for classes in (1, 2, 19):
-    criterion = EdgeAwareLoss(backend="fused", validate="never")
-    for size in (12, 12, 16, 12, 16):
-        x = torch.zeros(2, classes, size, size, requires_grad=True)
-        criterion(x, torch.zeros(2, size, size, dtype=torch.int64)).backward()
-assert launches["again"] > launches["first"] > 0, launches
-print(launches)
+def main(calls: int) -> None:
+    """Run random calls and steps, most of them twice."""
+    triton.runtime.driver.set_active(_Driver(FIRST))
+    JITFunction._do_compile, JITFunction.run = compile_nothing, find_only
+    library.interprets = True  # CPU tensors take the kernels of GPUs
+    for number in range(calls):
+        case = random_case(number, **ON_GPU)
+        x = case.x.detach()
+        memory = torch.empty(x.numel() + 1, dtype=x.dtype)[number % 2 :]  # of which one half is not aligned
+        places = [x, memory[: x.numel()].view(x.shape)]
+        for logits in places * 2:
+            leaf = logits.detach().requires_grad_()
+            edge_aware_loss(leaf, case.y, backend="fused", **{**case.options, "validate": "never"}).backward()
+    upsampled.PART = 1  # an image at a time
+    y = torch.zeros(3, 10, 10, dtype=torch.int64)
+    given: list[dict[str, Any]] = [{}, {"weight": torch.ones(3)}, {"pixel_weight": torch.ones(y.shape)}]
+    given += [{"radius": 2}, {"decay": 2.0}, {"decay": 3.0}, {"label_smoothing": 0.1}, {"region_weight": 3.0}]
+    for size, options in itertools.product((10, 5, 10, 5), given):
+        x = torch.zeros(3, 3, size, size, requires_grad=True)
+        edge_aware_loss(x, y, backend="fused", validate="never", upsample=True, **options).backward()
+    for classes in (1, 2, 19):
+        criterion = EdgeAwareLoss(backend="fused", validate="never")
+        for size in (12, 12, 16, 12, 16):
+            x = torch.zeros(2, classes, size, size, requires_grad=True)
+            criterion(x, torch.zeros(2, size, size, dtype=torch.int64)).backward()
+    assert launches["again"] > launches["first"] > 0, launches
+    print(launches)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -65,7 +65,7 @@ class Call:
         is_long = self.is_upsampled or self.dtype == torch.float64
         self.block = tile_of(grid.pixels, 32 if is_long else 64 if logits.shape[1] > 2 else 128)
         of_labels = tile_of(grid.pixels, OF_LABELS)
-        self.kinds = logits.device, logits.shape, logits.stride(), shape, numbers, *given[:6], *others
+        self.kinds = logits.shape, logits.stride(), shape, numbers, *given[:6], *others
         self.launch = launcher(*self.kinds)
         self.columns = min(of_labels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
         self.rows = of_labels // self.columns

@@ -80,12 +80,12 @@ def cdiv(number: int, parts: int) -> int:
 def launcher(*given: Any) -> Callable[..., None]:  # noqa: ANN401
     """Return :func:`launch` for calls alike, which knows what their kernels were compiled to.
 
-    Triton takes several times as long to find it. It compiles for the types of tensors, for whether they are aligned,
-    and for integers, which must be among what is given or come from it.
+    Triton takes several times as long to find it. It compiles for a device, the types of tensors, whether these are
+    aligned, and integers, which must be among what is given or come from it.
     """
     if INTERPRETED:
         return partial(launch, {})
-    kinds = [(x.dtype, x.data_ptr() % ALIGNED) if isinstance(x, Tensor) else x for x in given]
+    kinds = [(x.dtype, x.get_device(), x.data_ptr() % ALIGNED) if isinstance(x, Tensor) else x for x in given]
     return partial(launch, _compiled(tuple(kinds)))
 
 

@@ -70,7 +70,8 @@ def main(calls: int) -> None:
     for size, options in itertools.product((10, 5, 10, 5), given):
         x = torch.zeros(3, 3, size, size, requires_grad=True)
         edge_aware_loss(x, y, backend="fused", validate="never", upsample=True, **options).backward()
-    for classes in (1, 2, 19):
+    for classes, device in itertools.product((1, 2, 19), (0, 1)):
+        _Driver.get_current_device = torch.Tensor.get_device = lambda *_, device=device: device
         criterion = EdgeAwareLoss(backend="fused", validate="never")
         for size in (12, 12, 16, 12, 16):
             x = torch.zeros(2, classes, size, size, requires_grad=True)

@@ -146,10 +146,10 @@ def gpu_table() -> list[str]:
             first, *others = (row[name] for name in (*NAMES, OTHERS[0]) if name in row)
             ratios = [f"{cell['microseconds']:.0f} ({cell['ratio']:.2f})" for cell in others]
             ours = sum(others[0]["kernels"].values())
-            milliseconds = [f"{cell['host_microseconds'] / 1e3:.1f}" for cell in (first, others[0])]
+            enqueued = ", ".join(f"{cell['host_microseconds'] / 1e3:.1f}" for cell in (others[0], first))
             cells.append(
                 f"{row['name']} | {row['logits']} {dtype} | {first['microseconds']:.0f}"
-                f" | {' | '.join([*ratios, ''][:3])} | {ours:.0f} | {milliseconds[1]}, {milliseconds[0]}"
+                f" | {' | '.join([*ratios, ''][:3])} | {ours:.0f} | {enqueued}"
             )
     heads = "case | logits | cross-entropy: | default: | `region_weight=0`: | compiled cross-entropy:"
     return table(f"{heads} | kernels: | to enqueue:", cells)

@@ -40,7 +40,7 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     """Return what kernels know of a call of such labels, but for its weights."""
     size = Size.of(shape[1:])
     radius = clipped(numbers.radius, (1, *size))
-    reach = Size(constant(radius[0]), *constants(radius[1:]))  # there are loops over the depth
+    reach = Size(constant(radius[0]), *constants(radius[1:]))  # the depth also for loops of the interpreter
     sizes = reach, Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
@@ -52,7 +52,7 @@ class Call:
     """What the steps of a call share; the target may be the labels that were read."""
 
     def __init__(self, given: EdgeLossInputs, numbers: Numbers, *others: Any) -> None:  # noqa: ANN401
-        """Find the places of pixels and logits, how many programs have, and kernels; others are what these get too."""
+        """Find the places of pixels and logits, and how many of them a program has; kernels get the others too."""
         logits, shape = given.logits, given.target.shape
         self.given, self.numbers, self.batch, self.dtype = given, numbers, shape[0], result_dtype(logits)
         grid = _grid(shape, numbers, max(2, logits.shape[1]), self.dtype)
@@ -65,11 +65,11 @@ class Call:
         is_long = self.is_upsampled or self.dtype == torch.float64
         self.block = tile_of(grid.pixels, 32 if is_long else 64 if logits.shape[1] > 2 else 128)
         of_labels = tile_of(grid.pixels, OF_LABELS)
-        self.kinds = logits.shape, logits.stride(), shape, numbers, *given[:6], *others
-        self.launch = launcher(*self.kinds)
+        self.signature = logits.shape, logits.stride(), shape, numbers, *given[:6], *others
+        self.launch = launcher(*self.signature)
         self.columns = min(of_labels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
         self.rows = of_labels // self.columns
-        self.tiles = self.batch * grid.size.depth * cdiv(grid.size.height, self.rows)  # of labels, in a column
+        self.tiles = self.batch * grid.size.depth * cdiv(grid.size.height, self.rows)  # of labels, below each other
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
@@ -110,9 +110,8 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         wrong = library.recorded_wrong(sums.device) if numbers.validate == VALIDATE["async"] else None
         programs = of_terms, len(of_terms), of_labels, len(of_labels), len(of_labels) // call.batch
         to = sums, weight if weight.numel() else None, wrong, present, maps, call.grid
-        rows, at_once, classes = len(sums) + call.batch, step.AT_ONCE, power_of_2(call.grid.classes.value)
-        last = constant(classes)
-        call.launch(step.collect_kernel, rows, at_once, at_once, *programs, *to, last, warps=8, fuses=False)
+        rows, at_once, wide = len(sums) + call.batch, step.AT_ONCE, constant(power_of_2(call.grid.classes.value))
+        call.launch(step.collect_kernel, rows, at_once, at_once, *programs, *to, wide, warps=8, fuses=False)
         if present is None:
             region.zero_()
         else:

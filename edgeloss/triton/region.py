@@ -314,7 +314,7 @@ def write_slopes(minus_w, sums, slopes, of_noise, unit, share, SLICES: tl.conste
 
 @triton.jit
 def means_kernel(values, means, terms, maps, TILE: tl.constexpr):
-    """Write the mean R of the maps of each image that have a term, 0 of none, and how many have one."""
+    """Write the mean R of the maps of each image that have a term, and by how many it was divided: 0 and 1 of none."""
     image, k = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     of_map = values + (image * maps + k) * 2
     total, count = tl.load(of_map, mask=k < maps, other=0.0), tl.load(of_map + 1, mask=k < maps, other=0.0)

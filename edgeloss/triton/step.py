@@ -28,7 +28,7 @@ AT_ONCE = 4096  # sums of programs
 def run(kernel: Any, of: Tensor | None, count: int, *args: Any) -> None:  # noqa: ANN401
     """Run a kernel as one program over a number of values, which may be none, on the device of a tensor."""
     flat = (part for x in args for part in (x if isinstance(x, tuple) else (x,)))
-    launch = launcher(*(x for x in flat if type(x) is not float))  # it is compiled for any of these
+    launch = launcher(*(x for x in flat if type(x) is not float))  # of which kernels take any
     with torch.cuda.device_of(of):
         launch(kernel, 1, 1, power_of_2(count), *args, warps=1, fuses=False)
 
@@ -137,7 +137,7 @@ def weigh(
 
 @triton.jit
 def spread_kernel(grad, factors, weight, of_terms, of_region, images, TILE: tl.constexpr):
-    """Write the gradients by the sums, and by R of each image, of one by the loss."""
+    """Write the gradients by the sums of the terms, and by R of each image, from the one by the loss."""
     slope, i = tl.load(grad).to(tl.float64), tl.arange(0, TILE)
     for n in tl.static_range(TERMS):
         tl.store(of_terms + n, slope * tl.load(factors + n))
@@ -147,7 +147,7 @@ def spread_kernel(grad, factors, weight, of_terms, of_region, images, TILE: tl.c
 
 
 def spread(grad: Tensor, factors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients by the terms [3] and by the region term of images of some weight, None where it has none."""
+    """Return the gradients by the sums of the terms [3] and by R of each image, None without regions."""
     images = weight.numel()
     of_terms, of_region = factors.new_empty(TERMS.value), torch.empty_like(weight) if images else None
     run(spread_kernel, grad, max(1, images), grad, factors, weight, of_terms, of_region, images)

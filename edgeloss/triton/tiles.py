@@ -78,10 +78,10 @@ def cdiv(number: int, parts: int) -> int:
 
 
 def launcher(*given: Any) -> Callable[..., None]:  # noqa: ANN401
-    """Return :func:`launch` for calls alike, which knows what their kernels were compiled to.
+    """Return :func:`launch` with the compiled kernels of earlier calls like this one.
 
-    Triton takes several times as long to find it. It compiles for a device, the types of tensors, whether these are
-    aligned, and integers, which must be among what is given or come from it.
+    To find them by the arguments of each launch takes Triton several times as long. A kernel is compiled for a device,
+    for the types of tensors and whether they are aligned, and for integers, which must follow from what is given.
     """
     if INTERPRETED:
         return partial(launch, {})
@@ -95,8 +95,15 @@ def _compiled(kinds: tuple[Any, ...]) -> dict[Any, Any]:
 
 
 def launch(
-    compiled: dict[Any, Any], kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, fuses: bool = True  # noqa: ANN401, E501
-) -> None:  # fmt: skip
+    compiled: dict[Any, Any],
+    kernel: Any,  # noqa: ANN401
+    images: int,
+    count: int,
+    block: int,
+    *args: Any,  # noqa: ANN401
+    warps: int = 4,
+    fuses: bool = True,
+) -> None:
     """Run a kernel over ``count`` places of each image, a program for ``block`` of them."""
     programs = images * cdiv(count, block), 1, 1
     known = compiled.get(kernel.fn)

@@ -93,4 +93,4 @@ def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:  # noqa: ANN
         rows = block // columns
         given = values, g, along, lines, high, places, inner, constant(rows)
         programs = maps * lines * cdiv(places, rows)
-        launcher(*call.kinds, axis, of_pixels)(adjoint_kernel, programs, inner, columns, *given, warps=1)
+        launcher(*call.signature, axis, of_pixels)(adjoint_kernel, programs, inner, columns, *given, warps=1)

@@ -28,7 +28,6 @@ class _Compiled:
 
     def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
         self.kernel, self.options = kernel, options
-        self.result = lambda: self  # as Triton asks of what may still be compiled
 
     def __getitem__(self, programs: tuple[int, int, int]) -> Any:
         def launch(*args: Any) -> None:
@@ -51,7 +50,7 @@ def find_only(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
 
 
 def main(calls: int) -> None:
-    """Run random calls and steps, most of them twice."""
+    """Run random calls, options and steps, each more than once."""
     triton.runtime.driver.set_active(_Driver(FIRST))
     JITFunction._do_compile, JITFunction.run = compile_nothing, find_only
     library.interprets = True  # CPU tensors take the kernels of GPUs

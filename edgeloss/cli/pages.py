@@ -39,7 +39,7 @@ def view(options: Namespace) -> None:
         items.append(item)
         figures.append(shown)
     if is_folder:
-        about = "thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means"
+        about = f"thumbnails show wrong pixels in red; {_about_tiles(reader)}"
         title = f"edgeloss: {len(items)} images"
         index = gallery(items, title=title, by="edge", class_names=reader.names, footer=about)
         write(page, index.encode())
@@ -86,6 +86,11 @@ def _write_page(
     return case, examined
 
 
+def _about_tiles(reader: Reader) -> str:
+    loss = " ".join(str(reader.criterion).split())
+    return f"scores count the pixels of all images together, losses are means over images of {loss}"
+
+
 def _links(pages: Sequence[Path], at: int) -> dict[str, str]:
     """Return the links of a page to the index and its neighbors, by their text."""
     links = {"All images": "index.html"}
@@ -123,8 +128,7 @@ def compare(options: Namespace) -> None:
         runs=names,
         class_names=reader.names,
         about=describe_changes(items, names),
-        footer="scores count the pixels of all images together, losses are means; images are sorted by what the"
-        " second network gains over the first",
+        footer=f"images are sorted by what the second network gains over the first; {_about_tiles(reader)}",
     )
     write(output, page.encode())
     say_wrote(output)

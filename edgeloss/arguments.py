@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from edgeloss.inputs import result_dtype
 from edgeloss.options import Validate
-from edgeloss.reduction import TERM_ROWS, SumRow
+from edgeloss.reduction import EdgeRow, SumRow
 
 VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 
@@ -23,7 +22,6 @@ class Numbers(NamedTuple):
     validate: int
     tables: int
     edges: int
-    count_edges: int
     regions: int
     gathers: int  # the edge terms by pairs of pixels: their weights do not come from the labels alone
     maps: int  # the terms of each pixel too; of the kernels on CPUs
@@ -37,7 +35,7 @@ class Numbers(NamedTuple):
     @property
     def integers(self) -> list[int]:
         """All before ``label_smoothing``, with a radius of 3 axes."""
-        return [*self[:9], *(0,) * (3 - len(self.radius)), *self.radius]
+        return [*self[:8], *(0,) * (3 - len(self.radius)), *self.radius]
 
     @property
     def reals(self) -> list[float]:
@@ -47,7 +45,7 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, integers: Sequence[int], reals: Sequence[float]) -> Numbers:
         """Return the numbers of both lists, with radius and spacing of 3 axes."""
-        return cls._make((*integers[:9], tuple(integers[9:]), *reals[:3], tuple(reals[3:])))
+        return cls._make((*integers[:8], tuple(integers[8:]), *reals[:3], tuple(reals[3:])))
 
 
 class EdgeLossInputs(NamedTuple):
@@ -57,25 +55,35 @@ class EdgeLossInputs(NamedTuple):
     target: Tensor
     weight: Tensor | None
     pixel_weight: Tensor | None
-    edge_class_weight: Tensor | None
     distance: Tensor | None
     integers: list[int]
     reals: list[float]
 
 
+class Outputs(NamedTuple):
+    """What ``edge_loss`` returns, but for the state that its backward pass reads, which follows.
+
+    Attributes:
+        sums: [5] float64, a row for each :class:`edgeloss.reduction.SumRow`.
+        edge_sums: [3, B, C] float64, a row for each :class:`edgeloss.reduction.EdgeRow`, by image and class of the edge
+            pixels; images are those of the kernels, B · C of a multilabel call with two classes each.
+        region: R of each image [B] float64, or empty where not asked for, like its weight.
+        region_weight: Σ_valid v · weight[y] of each image [B] float64.
+        maps: the terms of each pixel, [3, B, *S]: the cross-entropy, S and O, or empty where not asked for.
+    """
+
+    sums: Tensor
+    edge_sums: Tensor
+    region: Tensor
+    region_weight: Tensor
+    maps: Tensor
+
+
 def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
-    """Return new tensors for what the operators return of a call, as :class:`edgeloss.fused.Outputs` describes it."""
+    """Return new tensors for what the operators return of a call: :class:`Outputs`."""
     shape, new = inputs.target.shape, inputs.logits.new_empty
-    counts = numbers.tables * max(2, inputs.logits.shape[1]) if numbers.count_edges else 0
     images = shape[0] // numbers.tables if numbers.regions else 0
     sums, *regions = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
-    maps = new((TERM_ROWS.stop if numbers.maps else 0, *shape), dtype=result_dtype(inputs.logits))
-    return sums, new(counts, dtype=torch.int64), *regions, maps
-
-
-def is_evenly_spaced(x: Tensor) -> bool:
-    """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
-    if x.is_contiguous():
-        return True
-    axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
-    return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
+    edge_sums = new((len(EdgeRow), shape[0], max(2, inputs.logits.shape[1])), dtype=torch.float64)
+    maps = new((len(EdgeRow) if numbers.maps else 0, *shape), dtype=result_dtype(inputs.logits))
+    return sums, edge_sums, *regions, maps

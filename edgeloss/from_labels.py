@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from edgeloss.inputs import (
+    BALANCED,
     Given,
     Inputs,
     check_inputs,
@@ -18,11 +19,13 @@ from edgeloss.inputs import (
     check_non_negative,
     is_checked,
     label_maps,
+    plain,
+    renamed_balance,
     widest,
 )
 from edgeloss.neighborhoods import Grid, clipped, find_edges, neighbor_weights, within_reach
 from edgeloss.options import Options, Validate, check_count, check_in, suggest_keywords
-from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight
+from edgeloss.reduction import balance, places_of_labels, ratio, weights_of_pixels
 
 _ANY = 2**31 - 1  # classes: more than any labels have
 
@@ -30,26 +33,28 @@ _ANY = 2**31 - 1  # classes: more than any labels have
 @suggest_keywords
 def normalizers(
     target: Tensor,
+    num_classes: int | None = None,
     *,
     weight: Tensor | None = None,
-    edge_class_weight: Tensor | None = None,
+    edge_class_weight: Tensor | str | None = BALANCED,
     ignore_index: int | None = -100,
     multilabel: bool = False,
     radius: int | Sequence[int] = 1,
     validate: Validate = "async",
     pixel_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the denominators (W, E) of the mean, from labels alone.
+    """Compute what the mean divides by, W and the edge pixels n of each class, from labels alone.
 
-    For exact gradient accumulation, pass their sums over several crops as ``normalizer`` of each crop's call: the
-    losses of the crops then add up to the loss of all crops in one batch.
-    :meth:`edgeloss.EdgeAwareLoss.step_normalizer` adds them up with the options of the module. Without class weights
-    the number of classes is unknown here, and every label ≥ 0 but ``ignore_index`` counts.
+    For exact gradient accumulation, pass their sums over the parts of a step as ``normalizer`` of each part's call: the
+    losses of the parts then add up to the loss of the whole batch, and so do their gradients. A part is some of the
+    images; W and n of several calls add up where ``num_classes`` is the same.
 
     Args:
         target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
+        num_classes: C; by default that of the class weights, or as many as the largest label needs, which waits for the
+            device. A call of the loss with more classes pads n with zeros.
         weight: class weights [C] of the cross-entropy; with ``multilabel`` also [C, 2], for labels 0 and 1.
-        edge_class_weight: class weights of the edge terms, as ``weight``.
+        edge_class_weight: that of the loss. It changes nothing: n comes before the class weights, which come from n.
         ignore_index: label of pixels to ignore; None for none.
         multilabel: take each class as a binary loss of its own, with labels per class.
         radius: of the neighborhood in pixels, or one per axis.
@@ -58,8 +63,8 @@ def normalizers(
         pixel_weight: [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
 
     Returns:
-        W = Σ v · weight[y] over valid pixels and E = Σ v · edge_class_weight[y] over edge pixels, 0-d float64, with
-        v = ``pixel_weight`` or 1.
+        W = Σ v · weight[y] over valid pixels, 0-d, and n [C], Σ v over the edge pixels of each class, float64, with
+        v = ``pixel_weight`` or 1. With ``multilabel`` n is [C, 2], of labels 0 and 1 of each class.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -69,32 +74,40 @@ def normalizers(
         >>> import torch
         >>> from edgeloss.functional import edge_aware_loss, normalizers
         >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
-        >>> w, e = normalizers(target)
-        >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=(w, e)) for i in (0, 2)]
+        >>> total = normalizers(target, 3)
+        >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=total) for i in (0, 2)]
         >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
     """
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate=validate)
-    given = Given(weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight)
-    return label_totals(target, options, given)[:2]
+    given = Given(weight, renamed_balance(edge_class_weight), pixel_weight)
+    if num_classes is not None:
+        check_count("num_classes", num_classes, 1)
+    return label_totals(target, options, given, num_classes)
 
 
-def label_totals(
-    target: Tensor, options: Options, given: Given, classes: int | None = None, *, count_edges: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
-
-    They can be counted of a known number of classes only, which is ``classes``, by default that of the class weights;
-    those of a multilabel target are [C, 2].
-    """
+def label_totals(target: Tensor, options: Options, given: Given, classes: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return what :func:`normalizers` does."""
+    target = plain(target)
     if classes is None and not options.multilabel:
         weights = (given.weight, given.edge_class_weight)
-        classes = next((max(2, len(weight)) for weight in weights if isinstance(weight, Tensor) and weight.dim()), None)
-    inputs, counts = _without_logits(target, classes, options, given), None
+        classes = next((len(weight) for weight in weights if isinstance(weight, Tensor) and weight.dim()), None)
+    inputs = _without_logits(target, classes, options, given)
     y, valid = inputs.labels()
+    if classes is None and not options.multilabel:
+        classes = max(2, 1 + int(torch.where(valid, y, 0).max())) if y.numel() else 2
+    classes = 2 if options.multilabel else max(2, classes or 2)
     mask = find_edges(y, valid, inputs.radius)
-    if count_edges and (classes or options.multilabel):
-        counts = count_edge_pixels(inputs, y, mask)
-    return *denominators(inputs, y, valid, mask, edge_pixel_weight(inputs, y, mask)), counts
+    n = edge_pixels(y, mask, inputs, classes)
+    w = weights_of_pixels(inputs, y, valid).sum(dtype=n.dtype)
+    return w, n if inputs.multilabel_classes is None else n.view(-1, 2)
+
+
+def edge_pixels(y: Tensor, mask: Tensor, inputs: Inputs, classes: int) -> Tensor:
+    """Return n = Σ v over the edge pixels of each class, [C], or [2C] of a multilabel call."""
+    v, wide = inputs.pixel_weight, widest(y.device)
+    n = torch.zeros(classes * inputs.tables, dtype=wide, device=y.device)
+    place = torch.where(mask, places_of_labels(y, inputs.tables), 0)
+    return n.index_add_(0, place.flatten(), (mask if v is None else torch.where(mask, v, 0.0)).to(wide).flatten())
 
 
 def _without_logits(target: Tensor, classes: int | None, options: Options, given: Given) -> Inputs:
@@ -136,7 +149,7 @@ def edge_weights(
     target: Tensor,
     num_classes: int,
     *,
-    edge_class_weight: Tensor | None = None,
+    edge_class_weight: Tensor | str | None = BALANCED,
     ignore_index: int | None = -100,
     multilabel: bool = False,
     radius: int | Sequence[int] = 1,
@@ -152,12 +165,14 @@ def edge_weights(
 
         Σ_E v u S = Σ_n A_n · -log p_n(y_n)   and   Σ_E v u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))
 
-    The arguments are those of :func:`edge_aware_loss`. Waits for the device.
+    ``edge_focus`` multiplies A of the pixels of a class in an image, and B(k) of a class k, by what it makes of the
+    mean edge term of that class there. The arguments are those of :func:`edge_aware_loss`. Waits for the device.
 
     Args:
         target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
         num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
         edge_class_weight: u, class weights [C] of the edge terms, ≥ 0; with ``multilabel`` also [C, 2].
+            ``"balanced"`` for those of the edge pixels of these labels; None for ones.
         ignore_index: label of pixels to ignore; None for none.
         multilabel: take each class as a binary loss of its own, with labels per class.
         radius: of the neighborhood in pixels, or one per axis.
@@ -179,7 +194,7 @@ def edge_weights(
     Example:
         >>> import torch
         >>> from edgeloss.functional import edge_weights
-        >>> weights = edge_weights(torch.tensor([[[0, 0, 0, 1, 1]]]), 2)
+        >>> weights = edge_weights(torch.tensor([[[0, 0, 0, 1, 1]]]), 2)  # one edge pixel of each class: u = 1
         >>> weights.same_side  # that of the pixels two away from the border: one edge pixel has it as its neighbor
         tensor([[[0., 1., 0., 0., 1.]]], dtype=torch.float64)
         >>> weights.pixel, weights.other_class  # pixel 2 is of class 0, next to an edge pixel of class 1
@@ -196,15 +211,21 @@ def edge_weights(
         spacing=spacing,
         validate=validate,
     )
-    given = Given(edge_class_weight=edge_class_weight, pixel_weight=pixel_weight, distance=distance)
-    inputs = _without_logits(target, num_classes, options, given)
+    given = Given(None, renamed_balance(edge_class_weight), pixel_weight, distance)
+    inputs = _without_logits(plain(target), num_classes, options, given)
     check_distance(inputs, options)
     y, valid = inputs.labels()
-    mask = find_edges(y, valid, inputs.radius)
-    vu = edge_pixel_weight(inputs, y, mask)
+    mask, classes = find_edges(y, valid, inputs.radius), max(2, inputs.logits.shape[1])
     _, log_w = neighbor_weights(inputs, y, valid, mask, decay)
-    weights = weigh_neighbors(y, valid, mask, log_w, vu, inputs.radius, max(2, inputs.logits.shape[1]))
-    return weights._replace(same_side=inputs.as_given(weights.same_side))
+    weights = weigh_neighbors(y, valid, mask, log_w, inputs.pixel_weight, inputs.radius, classes)
+    u, n = inputs.edge_class_weight, edge_pixels(y, mask, inputs, classes)
+    u = balance(n) if inputs.is_balanced else torch.ones_like(n) if u is None else u.to(n)
+    table = weights.pixel // max(1, y[:1].numel()) % inputs.tables * 2 if inputs.tables > 1 else 0
+    other_side = weights.other_side * u[weights.other_class + table]
+    same_side = weights.same_side * u[torch.where(valid, places_of_labels(y, inputs.tables), 0)]
+    seen = other_side > 0
+    others = (values[seen] for values in (weights.pixel, weights.other_class, other_side))
+    return EdgeWeights(inputs.as_given(same_side), *others, torch.dot(u, n))
 
 
 def check_distance(inputs: Inputs, options: Options) -> None:
@@ -261,10 +282,12 @@ def balanced_edge_class_weight(
     check_count("num_classes", num_classes, 1 if multilabel else 2)
     check_in("exponent", exponent, 0, 1)
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
-    counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
+    n = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.float64, device="cpu")
     for target in label_maps(targets, multilabel=multilabel, classes=num_classes):
-        counts += cast("Tensor", label_totals(target, options, Given(), num_classes, count_edges=True)[2]).cpu()
-    return balanced_weight(counts, exponent=exponent)
+        n += label_totals(target, options, Given(), num_classes)[1].cpu()
+    u = torch.where(n > 0, n, 1.0) ** -exponent
+    u *= ratio(n.sum(), (u * n).sum())
+    return torch.where(n > 0, u, 1.0).float()
 
 
 # ------------------------------------------------------------------------------------------------ weights of pixels
@@ -275,22 +298,23 @@ def weigh_neighbors(
     valid: Tensor,
     mask: Tensor,
     log_w: Tensor | None,
-    vu: Tensor | None,
+    v: Tensor | None,
     radius: Sequence[int],
     classes: int,
 ) -> EdgeWeights:
-    """Return A, B and E of maps [B, *S]; log w is None for equal weights, v · u for ones. All labels are < classes.
+    """Return A, B and E of maps [B, *S], without u; log w is None for equal weights, v for ones. Labels are < classes.
 
-    Symbols are those of :mod:`edgeloss.reference`, v = ``pixel_weight`` and u = ``edge_class_weight``. The logarithm of
-    a neighbor n is read by the edge pixels i around it, each with its share of a mean. Sorted by n instead of by i,
+    Symbols are those of :mod:`edgeloss.reference`, v = ``pixel_weight``. The logarithm of a neighbor n is read by the
+    edge pixels i around it, each with its share of a mean. Sorted by n instead of by i,
 
-        Σ_E v u S = Σ_n A_n · -log p_n(y_n)               A_n    = w_n · Σ { v_i u_i / D_i  : n ∈ N(i), y_i = y_n }
-        Σ_E v u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))     B_n(k) = w_n · Σ { v_i u_i / D'_i : n ∈ N(i), y_i = k ≠ y_n }
+        Σ_E v S = Σ_n A_n · -log p_n(y_n)               A_n    = w_n · Σ { v_i / D_i  : n ∈ N(i), y_i = y_n }
+        Σ_E v O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))     B_n(k) = w_n · Σ { v_i / D'_i : n ∈ N(i), y_i = k ≠ y_n }
 
-    where i ∈ E, and D_i and D'_i are the sums of w over the neighbors of i on its own side and on the other.
+    where i ∈ E, and D_i and D'_i are the sums of w over the neighbors of i on its own side and on the other. The sums
+    over the edge pixels of class c alone are those over A_n with y_n = c, and over B_n(c).
     """
     center, label, wide = mask.flatten().nonzero().squeeze(1), y.flatten(), widest(y.device)
-    weight = torch.ones_like(center, dtype=wide) if vu is None else vu.flatten()[center].to(wide)
+    weight = torch.ones_like(center, dtype=wide) if v is None else v.flatten()[center].to(wide)
     same_side, grid = torch.zeros_like(label, dtype=wide), Grid(valid, clipped(radius, y.shape))
     key, other_side = center[:0], weight[:0]  # n · C + k
     for i, of_i in zip(grid.split(center), grid.split(weight), strict=True):

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from edgeloss import fused, library, reference, region
 from edgeloss.from_labels import EdgeWeights, balanced_edge_class_weight, check_distance, edge_weights, normalizers
-from edgeloss.inputs import Given, Inputs, check_inputs, check_labels_of, check_values, result_dtype
+from edgeloss.inputs import (
+    BALANCED,
+    Given,
+    Inputs,
+    check_inputs,
+    check_labels_of,
+    check_values,
+    renamed_balance,
+    result_dtype,
+)
 from edgeloss.neighbor_nll import neighbor_nll
 from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
@@ -32,7 +41,7 @@ def edge_aware_loss(
     target: Tensor,
     *,
     weight: Tensor | None = None,
-    edge_class_weight: Tensor | None = None,
+    edge_class_weight: Tensor | str | None = BALANCED,
     ignore_index: int | None = -100,
     multilabel: bool = False,
     reduction: Reduction = "mean",
@@ -41,7 +50,8 @@ def edge_aware_loss(
     edge_weight: float = 1.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
-    region_weight: float = 0.0,
+    edge_focus: float = 8.0,
+    region_weight: float = 3.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,
     decay: float | None = None,
@@ -56,28 +66,28 @@ def edge_aware_loss(
     return_maps: bool = False,
     return_terms: bool = False,
 ) -> Result:
-    """Compute the loss, by default without the module's balance, focus and regions.
+    """Compute the loss of :class:`edgeloss.EdgeAwareLoss`, with the same defaults and the same value.
 
-    The class balance and the focus of :class:`edgeloss.EdgeAwareLoss` come from the steps before, and a function has
-    none: with its defaults the value is that of ``EdgeAwareLoss(edge_class_weight=None, edge_focus=0,
-    region_weight=0)``. Pass ``region_weight=3`` for the module's region term. The module and its
-    :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full.
+    The module and its :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full.
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating; C = 1 is binary.
         target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
         weight: class weights [C] of the cross-entropy, ≥ 0; with ``multilabel`` also [C, 2], for labels 0 and 1.
-        edge_class_weight: class weights of the edge terms, as ``weight``.
+        edge_class_weight: class weights of the edge terms: ``"balanced"`` for those of the edge pixels of the batch, a
+            tensor as ``weight``, or None for ones.
         ignore_index: label of pixels to ignore; None for none.
         multilabel: take each class as a binary loss of its own, with labels per class.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map in the shape of the target.
         label_smoothing: of the cross-entropy, in [0, 1].
         ce_weight: weight of the cross-entropy, ≥ 0.
-        edge_weight: weight of the edge terms, ≥ 0; 0 leaves them out. With ``region_weight=0``, the default,
-            the loss is then plain cross-entropy.
+        edge_weight: weight of the edge terms, ≥ 0; 0 leaves them out. With ``region_weight=0`` as well, the loss is
+            plain cross-entropy.
         other_side_weight: weight of the other-side term among the edge terms, ≥ 0.
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
-        region_weight: weight of the region term, ≥ 0; 0, the default here but not of the module, leaves it out.
+        edge_focus: γ ≥ 0: edge terms of a class in an image count by its error there to the power of γ; 0 for
+            equal weights.
+        region_weight: weight of the region term, ≥ 0; 0 leaves it out.
         radius: of the neighborhood in pixels, or one per axis.
         power: exponent of the power mean over the neighbors.
         decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
@@ -89,7 +99,7 @@ def edge_aware_loss(
         pixel_weight: [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
         distance: ≥ 0, floating, in the shape of the target; a distance field to use instead of that of the labels.
             Requires ``decay``.
-        normalizer: denominators (W, E) to use instead of those of the batch.
+        normalizer: (W, n) of a whole step to use instead of those of the batch; see :func:`normalizers`.
         return_maps: also return :class:`edgeloss.LossMaps`.
         return_terms: also return a dict of the terms.
 
@@ -107,7 +117,8 @@ def edge_aware_loss(
         >>> from edgeloss.functional import edge_aware_loss
         >>> logits = torch.zeros(1, 2, 4, 4, requires_grad=True)
         >>> target = torch.tensor([[[0, 0, 1, 1]] * 4])
-        >>> loss = edge_aware_loss(logits, target)  # log 2 each: cross-entropy, same side, other side
+        >>> options = {"edge_focus": 0.0, "region_weight": 0.0}
+        >>> loss = edge_aware_loss(logits, target, **options)  # log 2 each: cross-entropy, same side, other side
         >>> round(loss.item(), 4)
         2.0794
         >>> loss.backward()
@@ -121,7 +132,7 @@ def edge_aware_loss(
         edge_weight=edge_weight,
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
-        edge_focus=0.0,  # there are no steps
+        edge_focus=edge_focus,
         region_weight=region_weight,
         radius=radius,
         power=power,
@@ -136,7 +147,7 @@ def edge_aware_loss(
         logits,
         target,
         options,
-        Given(weight, edge_class_weight, pixel_weight, distance, normalizer),
+        Given(weight, renamed_balance(edge_class_weight), pixel_weight, distance, normalizer),
         return_maps=return_maps,
         return_terms=return_terms,
     )
@@ -151,22 +162,16 @@ def loss_and_evaluation(
     *,
     return_maps: bool,
     return_terms: bool,
-    count_edges: bool = False,
-    edge_scale: Tensor | float | None = None,
 ) -> tuple[Result, Evaluation]:
-    """Return what :func:`edge_aware_loss` does of the same arguments, and what the backend returned.
-
-    With ``count_edges`` it counts the edge pixels of each class, also with ``edge_weight=0``. ``edge_scale`` is a
-    factor of ``edge_weight``, 0-d.
-    """
+    """Return what :func:`edge_aware_loss` does of the same arguments, and what the backend returned."""
     inputs = check_inputs(logits, target, options, given)
     check_distance(inputs, options)
-    edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
-    evaluation = _evaluate(inputs, options, edges=edges, return_maps=return_maps, count_edges=count_edges)
-    return reduce(evaluation, inputs, options, edge_scale, maps=return_maps, terms=return_terms), evaluation
+    edges = options.edge_weight > 0 or return_maps or return_terms
+    evaluation = _evaluate(inputs, options, edges=edges, return_maps=return_maps)
+    return reduce(evaluation, inputs, options, maps=return_maps, terms=return_terms), evaluation
 
 
-def _evaluate(inputs: Inputs, options: Options, *, edges: bool, return_maps: bool, count_edges: bool) -> Evaluation:
+def _evaluate(inputs: Inputs, options: Options, *, edges: bool, return_maps: bool) -> Evaluation:
     maps = return_maps or options.reduction == "none"
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
@@ -176,7 +181,7 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, return_maps: boo
     no_maps = library.uses_triton(inputs.logits) or torch.compiler.is_compiling()
     no_distance = return_maps and options.decay is not None
     if not (reason or gathers or (maps and no_maps) or no_distance):
-        return fused.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)  # it checks the labels
+        return fused.evaluate(inputs, options, edges=edges, maps=maps)  # it checks the labels
     check_values("logits", inputs.logits)
     if options.validate != "never":
         check_labels_of(inputs, options)
@@ -186,8 +191,7 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, return_maps: boo
         inputs = inputs._replace(logits=inputs.logits.to(result_dtype(inputs.logits)))
         inputs, regions = region.evaluate(inputs)
     by_kernels = fused.gathered_terms if gathers and not reason else None
-    asked = {"edges": edges, "maps": maps, "count_edges": count_edges}
-    evaluation = reference.evaluate(inputs, options, **asked, by_kernels=by_kernels)
+    evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, by_kernels=by_kernels)
     return evaluation._replace(regions=regions)
 
 
@@ -267,6 +271,7 @@ def loss_maps(
             validate=validate,
             backend=backend,
             distance=distance,
+            region_weight=0.0,
             return_maps=True,
         )
     return cast("tuple[Tensor, LossMaps]", result)[1]

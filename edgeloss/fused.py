@@ -1,4 +1,4 @@
-"""From checked inputs to the sums of the loss, by the fused kernels, and their derivatives for torch."""
+"""From checked inputs to the sums of the loss and the loss, by the fused kernels, and their derivatives for torch."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeloss import library
-from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
+from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, Outputs, new_outputs
 from edgeloss.inputs import Inputs, check_labels_of, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
-from edgeloss.opaque import register_derivative
+from edgeloss.opaque import is_evenly_spaced, register_derivative
 from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import (
-    REGION,
-    TERM_ROWS,
+    VALUES,
+    Combined,
+    EdgeRow,
     Evaluation,
     LossMaps,
     Regions,
-    Scalars,
     SumRow,
+    at_pixels,
     edge_term,
-    scalar,
-    vector,
+    focus_nodes,
+    mean_slope,
+    ratio,
     weigh,
 )
-from edgeloss.reference import readable_logits
+from edgeloss.reference import readable_logits, sums_by_class
 from edgeloss.region import averages_of, has_regions
 from edgeloss.triton import operators as triton_operators
 
@@ -40,35 +41,15 @@ _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
 _FEW_CLASSES = 8  # as kFewClasses of csrc/saved_state.h
 _ALIGNED = 64  # as kAligned of State there
 _MOST_DECAYS = 25  # the span of distances over which weights of neighbors have a common scale in float32
-
-
-class Outputs(NamedTuple):
-    """What ``edge_loss`` returns, but for the state that its backward pass reads, which follows.
-
-    Attributes:
-        sums: [8] float64, a row for each :class:`edgeloss.reduction.SumRow`.
-        edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [2C], or empty where not asked for.
-        region: R of each image [B] float64, or empty where not asked for, like its weight.
-        region_weight: Σ_valid v · weight[y] of each image [B] float64.
-        maps: the terms of each pixel, [3, B, *S], in the order of ``TERM_ROWS``, or empty where not asked for.
-    """
-
-    sums: Tensor
-    edge_counts: Tensor
-    region: Tensor
-    region_weight: Tensor
-    maps: Tensor
-
-
 _COUNT = len(Outputs._fields)
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels; labels are checked too."""
     logits, uses_triton = inputs.logits, library.uses_triton(inputs.logits)
     if uses_triton and is_checked(inputs.target, options.validate):
         check_labels_of(inputs, options)
-    numbers = _numbers(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    numbers = _numbers(inputs, options, edges=edges, maps=maps)
     if numbers.gathers and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
         logits = readable_logits(logits, inputs.labels()[1])
     distance = inputs.distance if edges else None
@@ -80,28 +61,142 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
         inputs.target.contiguous(),
         _contiguous(inputs.weight),
         _contiguous(inputs.pixel_weight),
-        _contiguous(inputs.edge_class_weight),
         distance,
         numbers.integers,
         numbers.reals,
     )
     kernels = triton_operators.operators if uses_triton else operators
-    attach = None
-    if torch.compiler.is_compiling():  # the operator has its own derivative
+    if torch.compiler.is_compiling():  # the operators have their own derivatives
         returned = kernels.edge_loss(*given)
     else:
         with torch._C._AutoDispatchBelowAutograd():
             returned = kernels.edge_loss.default(*given)
-        attach = partial(_attach, kernels.edge_loss_backward.default, given, returned)
-        if not uses_triton and is_checked(inputs.target, options.validate) and returned[0][SumRow.WRONG] > 0:
+        is_read = not uses_triton and type(returned[0]) is Tensor and is_checked(inputs.target, options.validate)
+        if is_read and returned[0][SumRow.WRONG] > 0:
             check_labels_of(inputs, options)
     outputs = Outputs(*returned[:_COUNT])
-    counts = None
-    if count_edges:
-        counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
     of_pixels = _loss_maps(inputs, options, outputs.maps, returned[-1], edges=edges) if maps else None
-    return Evaluation(outputs.sums, of_pixels, counts, regions, attach)
+    edge_sums = outputs.edge_sums.view(len(EdgeRow), -1, inputs.tables * outputs.edge_sums.shape[2])
+    return Evaluation(outputs.sums, edge_sums, of_pixels, regions, _Call(kernels, given, returned, inputs, options))
+
+
+class _Call:
+    """A call of the kernels; it is an :class:`edgeloss.reduction.Kernels`."""
+
+    def __init__(
+        self,
+        kernels: Any,  # noqa: ANN401
+        given: EdgeLossInputs,
+        returned: Sequence[Tensor],
+        inputs: Inputs,
+        options: Options,
+    ) -> None:
+        self._kernels, self._given, self._returned = kernels, given, returned
+        self._inputs, self._options = inputs, options
+
+    def reduce(self, normalizer: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the loss, 0-d, and its figures."""
+        options, inputs, outputs = self._options, self._inputs, self._outputs
+        given = (
+            *outputs[:4],
+            inputs.edge_class_weight,
+            normalizer,
+            inputs.tables,
+            inputs.is_balanced and (normalizer is None or len(normalizer) > 2),
+            options.reduction == "mean",
+            result_dtype(inputs.logits) == torch.float64,
+            options.ce_weight,
+            options.edge_weight,
+            options.other_side_weight,
+            options.same_side_weight,
+            options.region_weight,
+            options.edge_focus,
+            *focus_nodes(options.edge_focus),
+        )
+        if torch.compiler.is_compiling():
+            loss, _, values = self._kernels.reduce(*given)
+            return loss, values
+        with torch._C._AutoDispatchBelowAutograd():
+            loss, slopes, values = self._kernels.reduce.default(*given)
+        return self._attach(loss, slopes, None), values
+
+    def attach(self, loss: Tensor, combined: Combined, of_region: Tensor | None) -> Tensor:
+        """Make a map of the loss a function of the logits."""
+        inputs, options, outputs = self._inputs, self._options, self._outputs
+        y, valid = inputs.labels()
+        u = torch.ones_like(combined.t[:1]) if combined.u is None else combined.u
+        per_edge, n = mean_slope(combined), outputs.edge_sums[EdgeRow.WEIGHT].view_as(combined.t)
+        at_all, on_edges = (u * per_edge, u * ratio(combined.slope - per_edge, n * combined.t))
+        edge = edge_term(outputs.maps[EdgeRow.OTHER_SIDE], outputs.maps[EdgeRow.SAME_SIDE], options)
+        table = outputs.edge_sums[0]
+        weights = options.edge_weight * options.same_side_weight, options.edge_weight * options.other_side_weight
+
+        def slopes_of(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Return what arrives at the sums, and factors of each pixel for the cross-entropy and for the edge terms.
+
+            The derivative of Σ g v u edge Φ(t)/t by the edge term of a pixel of class c in image b is
+            v u [g Φ(t)/t + (φ - Φ(t)/t) / (n t) Σ_bc g v edge].
+            """
+            of_pixels = weigh(grad, inputs.pixel_weight)
+            total = sums_by_class(weigh(of_pixels, edge), y, valid, table.shape[1]).view_as(combined.t)
+            own, others = (at_pixels(x, inputs.tables, y, valid).to(edge) for x in (at_all, on_edges * total))
+            of_edges = of_pixels * own + weigh(others, inputs.pixel_weight)
+            of_regions = outputs.region_weight
+            if of_region is not None:
+                of_regions = weigh(grad, of_region).flatten(1).sum(1, dtype=table.dtype).view(-1, inputs.tables).sum(1)
+            of_terms = [
+                table.new_full((1,), options.ce_weight),
+                *(table.new_full((table.numel(),), w) for w in weights),
+            ]
+            return torch.cat([*of_terms, of_regions]), of_pixels.to(edge).contiguous(), of_edges.contiguous()
+
+        return self._attach(loss, None, slopes_of)
+
+    @property
+    def _outputs(self) -> Outputs:
+        return Outputs(*self._returned[:_COUNT])
+
+    def _attach(self, loss: Tensor, *slopes: Any) -> Tensor:  # noqa: ANN401
+        if not self._given.logits.requires_grad or not torch.is_grad_enabled():
+            return loss
+        backward = self._kernels.edge_loss_backward.default
+        # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
+        given = self._given, self._returned[_COUNT:], [loss]
+        attached: Tensor = _EdgeLoss.apply(self._given.logits, backward, *given, *slopes)  # type: ignore[no-untyped-call]
+        return attached
+
+
+class _EdgeLoss(torch.autograd.Function):
+    """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        logits: Tensor,
+        backward: Callable[..., Tensor],
+        given: EdgeLossInputs,
+        state: Sequence[Tensor],
+        loss: list[Tensor],
+        slopes: Tensor | None,
+        slopes_of: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None,
+    ) -> Tensor:
+        ctx.save_for_backward(slopes, logits, given.weight, given.pixel_weight, given.distance, *state)
+        ctx.backward, ctx.numbers, ctx.slopes_of = backward, given[-2:], slopes_of
+        return loss[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        slopes, logits, weight, v, *state = (
+            ctx.saved_tensors
+        )  # with autograd: torch.utils.checkpoint computes them again
+        scale, of_edges = grad, None
+        if ctx.slopes_of is not None:
+            scale, (slopes, v, of_edges) = None, ctx.slopes_of(grad)
+        # With autograd where there is one: the operator refuses to be differentiated twice.
+        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
+            gradient = ctx.backward(scale, slopes, of_edges, logits, weight, v, *state, *ctx.numbers)
+        return gradient, *(None for _ in range(6))
 
 
 def _loss_maps(inputs: Inputs, options: Options, maps: Tensor, memory: Tensor, *, edges: bool) -> LossMaps:
@@ -112,7 +207,7 @@ def _loss_maps(inputs: Inputs, options: Options, maps: Tensor, memory: Tensor, *
     return LossMaps(cross_entropy, same_side, other_side, edge, mask.view_as(edge), inputs.distance)
 
 
-def _numbers(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Numbers:
+def _numbers(inputs: Inputs, options: Options, *, edges: bool, maps: bool) -> Numbers:
     unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
@@ -127,7 +222,6 @@ def _numbers(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
         validate=VALIDATE[options.validate] if is_checked_inside else 0,
         tables=inputs.tables,
         edges=edges,
-        count_edges=count_edges,
         regions=options.region_weight > 0,
         gathers=edges and (power != 0 or is_spread or maps),
         maps=maps,
@@ -166,69 +260,6 @@ def gathered_terms(
     return same_side, other_side
 
 
-def _attach(
-    backward: Callable[..., Tensor], given: EdgeLossInputs, returned: Sequence[Tensor], loss: Tensor, factors: Scalars
-) -> Tensor:
-    if not given.logits.requires_grad or not torch.is_grad_enabled():
-        return loss
-    # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
-    attached: Tensor = _EdgeLoss.apply(given.logits, backward, given, returned, [loss], factors)  # type: ignore[no-untyped-call]
-    return attached
-
-
-class _EdgeLoss(torch.autograd.Function):
-    """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        logits: Tensor,
-        backward: Callable[..., Tensor],
-        given: EdgeLossInputs,
-        returned: Sequence[Tensor],
-        loss: list[Tensor],
-        factors: Scalars,
-    ) -> Tensor:
-        weights = given.weight, given.pixel_weight, given.edge_class_weight
-        ctx.save_for_backward(logits, *weights, given.distance, *returned[_COUNT:])
-        ctx.backward, ctx.numbers = backward, (given.integers, given.reals)
-        ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
-        return loss[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
-        if grad.dim():
-            state, given = _of_map(ctx, state, grad)
-        else:
-            factors, weight, kernels = ctx.factors, ctx.region_weight, library.step_kernels(grad)
-            if kernels is not None and isinstance(factors, Tensor):
-                given = kernels.spread(grad, factors, weight)
-            else:
-                slope = scalar(grad)
-                slopes = vector([slope * x for x in factors], weight)
-                given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
-        # With autograd where there is one: the operator refuses to be differentiated twice.
-        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
-            return ctx.backward(*given, *state, *ctx.numbers), None, None, None, None, None
-
-
-def _of_map(
-    ctx: Any,  # noqa: ANN401
-    state: Sequence[Tensor],
-    grad: Tensor,
-) -> tuple[Sequence[Tensor], tuple[Tensor, Tensor | None]]:
-    """Return the state, with the gradient of a map as a factor of its pixel weights, and the gradients of the sums."""
-    logits, weight, v, *others = state
-    *factors, of_region = ctx.factors
-    of_images = None
-    if of_region is not None:
-        tables = Numbers.of(*ctx.numbers).tables
-        of_images = weigh(grad, of_region).flatten(1).sum(1, dtype=torch.float64).view(-1, tables).sum(1)
-    of_pixels = weigh(grad, v).to(result_dtype(logits)).contiguous()
-    return (logits, weight, of_pixels, *others), (vector(factors, ctx.region_weight), of_images)
-
-
 # What torch needs to know of the operators: the shapes they return, and their derivatives.
 
 
@@ -253,8 +284,32 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
     return *new_outputs(inputs, numbers), label, logits.new_empty(memory, dtype=torch.uint8)
 
 
-def _gradients_of_sums(sums: Tensor, edge_counts: None, region: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-    return sums[TERM_ROWS].contiguous(), region.contiguous() if region.numel() else None
+def _gradients_of_sums(sums: Tensor, edge_sums: Tensor, region: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+    of_sums = sums[SumRow.CROSS_ENTROPY, None], edge_sums[EdgeRow.SAME_SIDE :].flatten(), region
+    return None, torch.cat(of_sums), None
+
+
+def _reduce_fake(sums: Tensor, edge_sums: Tensor, region: Tensor, *others: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    wide = others[6]
+    slopes = sums.new_empty(1 + 2 * edge_sums[0].numel() + region.numel())
+    return sums.new_empty((), dtype=torch.float64 if wide else torch.float32), slopes, sums.new_empty(len(VALUES))
+
+
+def _keep_slopes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    ctx.save_for_backward(output[1])
+    ctx.shapes, ctx.others = [x.shape for x in inputs[:3]], len(inputs) - 3
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate_reduce(ctx: Any, grad: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    """Return what arrives at the sums: only those of the terms have a derivative."""
+    of_sums, of_edges, of_region = ctx.shapes
+    slopes = ctx.saved_tensors[0] * grad
+    rest = slopes.new_zeros(of_sums[0] - 1)
+    of_terms = slopes[1 : slopes.shape[0] - of_region[0]].view(2, *of_edges[1:])
+    no_weights = slopes.new_zeros((1, *of_edges[1:]))
+    given = torch.cat([slopes[:1], rest]), torch.cat([no_weights, of_terms]), slopes[slopes.shape[0] - of_region[0] :]
+    return *given, *(None for _ in range(ctx.others))
 
 
 def _gathered_terms_fake(
@@ -284,8 +339,14 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
 def register(namespace: str) -> None:
     """Register shapes and derivatives of the operators of a namespace."""
     _register(namespace, "edge_loss", _edge_loss_fake, _gradients_of_sums)
+    _register_reduce(namespace)
     _register(namespace, "gathered_terms", _gathered_terms_fake, _gradient_of_first)
     _register(namespace, "neighbor_nll", _neighbor_nll_fake, _gradient_of_first)
+
+
+def _register_reduce(namespace: str) -> None:
+    torch.library.register_fake(f"{namespace}::reduce", _reduce_fake)
+    torch.library.register_autograd(f"{namespace}::reduce", _differentiate_reduce, setup_context=_keep_slopes)
 
 
 def _register(namespace: str, name: str, *given: Any) -> None:  # noqa: ANN401
@@ -293,8 +354,8 @@ def _register(namespace: str, name: str, *given: Any) -> None:  # noqa: ANN401
     torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
 
 
-_OF_TRITON = triton_operators.fake, _gradients_of_sums, triton_operators.new_gradient
-_register(triton_operators.NAMESPACE, "edge_loss", *_OF_TRITON)
+_register(triton_operators.NAMESPACE, "edge_loss", triton_operators.fake, _gradients_of_sums)
+_register_reduce(triton_operators.NAMESPACE)
 if not library.MISSING:
     importlib.import_module("edgeloss._C")
     register("edgeloss")

@@ -16,6 +16,8 @@ def not_a_tensor(name: str, value: object) -> str:
         return f"{kind}; pass torch.as_tensor({name if hasattr(value, 'dtype') else f'numpy.asarray({name})'})"
     if isinstance(value, (list, tuple)) and value:
         of_tensors = all(isinstance(part, Tensor) for part in value)
+        if name.endswith("weight") and not of_tensors:  # of integers as_tensor makes integers
+            return f"{kind}; pass torch.tensor({name}, dtype=torch.float32)"
         return f"{kind}; pass torch.{'stack' if of_tensors else 'as_tensor'}({name})"
     return kind
 

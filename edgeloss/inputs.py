@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from edgeloss import hints
 from edgeloss.options import MOST_WEIGHT, Options, Validate, is_number, radius_per_axis, spacing_per_axis
 
 LEAST_NORMALIZER, MOST_NORMALIZER = 1e-20, 1e30  # so that a weight over it stays within float32
-RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLoss counts as it goes
+BALANCED: Literal["balanced"] = "balanced"  # an edge_class_weight that comes from the edge pixels of the batch
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
 
@@ -27,19 +28,17 @@ class Given(NamedTuple):
 
     Attributes:
         weight: class weights [C] of the cross-entropy, of a multilabel call also [C, 2].
-        edge_class_weight: class weights of the edge terms, as ``weight``.
+        edge_class_weight: class weights of the edge terms, as ``weight``; or ``"balanced"``.
         pixel_weight: [B, *S], of a multilabel call also [B, C, *S].
         distance: as the target.
-        normalizer: denominators (W, E).
-        is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
+        normalizer: W and n of each class, or denominators (W, E).
     """
 
     weight: Tensor | None = None
-    edge_class_weight: Tensor | None = None
+    edge_class_weight: Tensor | str | None = None
     pixel_weight: Tensor | None = None
     distance: Tensor | None = None
     normalizer: tuple[float | Tensor, float | Tensor] | None = None
-    is_counted: bool = False
 
 
 class Inputs(NamedTuple):
@@ -52,9 +51,10 @@ class Inputs(NamedTuple):
         target: [B, *S] of any dtype of labels.
         weight: class weights of the cross-entropy [max(2, C)], of a multilabel call [2C].
         pixel_weight: v [B, *S], 0 on ignored pixels.
-        edge_class_weight: u of each class, as ``weight``.
+        edge_class_weight: u of each class, as ``weight``; None for ones, and where ``is_balanced``.
+        is_balanced: whether u comes from the edge pixels of each class, n.
         distance: a user-supplied field d [B, *S].
-        normalizer: user-supplied denominators (W, E), 0-d each.
+        normalizer: user-supplied W, 0-d, and n of each class, as ``weight``, or E, 0-d; float64 where there is.
         multilabel_classes: C of a multilabel call, None of others.
         ignore_index: label of pixels to ignore; None for none.
         radius: of the neighborhood, one per axis.
@@ -66,6 +66,7 @@ class Inputs(NamedTuple):
     weight: Tensor | None
     pixel_weight: Tensor | None
     edge_class_weight: Tensor | None
+    is_balanced: bool
     distance: Tensor | None
     normalizer: tuple[Tensor, Tensor] | None
     multilabel_classes: int | None
@@ -100,14 +101,17 @@ def as_given(values: Tensor, multilabel_classes: int | None) -> Tensor:
 
 def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given) -> Inputs:
     """Check the tensors of a call, logits [B, C, *S] and those given, except for the values of labels and distance."""
-    weight, edge_class_weight, pixel_weight, distance, normalizer, is_counted = given
+    weight, edge_class_weight, pixel_weight, distance, normalizer = map(plain, given)
+    logits, target = plain(logits), plain(target)
     multilabel, validate = options.multilabel, options.validate
-    check_logits(logits)
+    check_logits(logits, target)
     check_target(target)
     check_pair(logits, target, upsample=options.upsample, multilabel=multilabel)
     classes, dims, dtype = logits.shape[1], logits.dim() - 2, result_dtype(logits)
     w = _flat_class_weight("weight", weight, classes, logits, options)
-    u = _flat_class_weight("edge_class_weight", edge_class_weight, classes, logits, options, is_counted=is_counted)
+    u, is_balanced = None, is_balance(edge_class_weight)
+    if not is_balanced:
+        u = _flat_class_weight("edge_class_weight", edge_class_weight, classes, logits, options)
     if pixel_weight is not None:
         if multilabel and isinstance(pixel_weight, Tensor) and pixel_weight.dim() == target.dim() - 1:
             check_map("pixel_weight", pixel_weight, target, shape=[*target.shape[:1], *target.shape[2:]])
@@ -132,13 +136,25 @@ def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given)
         w,
         pixel_weight,
         u,
+        is_balanced,
         distance,
-        None if normalizer is None else _normalizer_tensors(normalizer, logits.device, validate),
+        _normalizer_tensors(normalizer, classes, logits.device, options, is_balanced=is_balanced),
         classes if multilabel else None,
         options.ignore_index,
         radius_per_axis(options.radius, dims),
         spacing_per_axis(options.spacing, dims),
     )
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """Return a tensor of a subclass that only adds to a tensor as an ordinary one, and other values as they are.
+
+    Results are then ordinary tensors too, which a checkpoint can hold without the library of the subclass.
+    """
+    kind = type(value)
+    if kind is Tensor or not isinstance(value, Tensor) or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return value
+    return value.as_subclass(Tensor)
 
 
 def labels(target: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
@@ -182,9 +198,6 @@ def check_weight(
 
     Those of a multilabel loss may also be [C, 2].
     """
-    if isinstance(weight, str):
-        got = f"{weight!r}; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
-        raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}")
     check_tensor(name, weight, "a tensor [C] of class weights")
     if weight.dim() not in ((1, 2) if multilabel else (1,)) or not weight.is_floating_point():
         shapes = "[C] or [C, 2]" if multilabel else "[C]"
@@ -197,7 +210,24 @@ def check_weight(
         check_non_negative(name, weight, most=MOST_WEIGHT)
 
 
-def check_logits(logits: Tensor) -> None:
+def is_balance(edge_class_weight: object) -> TypeGuard[str]:
+    """Return whether class weights of the edge terms are those of the batch; raise for other words."""
+    if isinstance(edge_class_weight, str) and edge_class_weight != BALANCED:
+        expected = f"edge_class_weight: expected a tensor, {BALANCED!r} or None"
+        raise ValueError(f"{expected}, but got {edge_class_weight!r}")
+    return isinstance(edge_class_weight, str)
+
+
+def renamed_balance(value: Tensor | str | None, stacklevel: int = 4) -> Tensor | str | None:
+    """Return an ``edge_class_weight``, with a warning for its name in version 0.3."""
+    if isinstance(value, str) and value == "running":
+        message = f"edge_class_weight='running': renamed in version 0.4, which counts nothing; pass {BALANCED!r}"
+        warnings.warn(message, FutureWarning, stacklevel=stacklevel)
+        return BALANCED
+    return value
+
+
+def check_logits(logits: Tensor, target: object = None) -> None:
     """Check type and shape of the logits."""
     check_tensor("logits", logits, "a tensor")
     if logits.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
@@ -205,6 +235,8 @@ def check_logits(logits: Tensor) -> None:
         raise TypeError(f"logits: expected float16, bfloat16, float32 or float64, but got {describe(logits)}{hint}")
     if logits.dim() not in (4, 5) or logits.shape[1] < 1:
         hint = "; for a single image pass logits.unsqueeze(0)" if logits.dim() == 3 else ""
+        if hint and isinstance(target, Tensor) and target.shape == logits.shape:
+            hint = "; for one logit per pixel pass logits.unsqueeze(1)"
         raise ValueError(f"logits: expected [B, C, H, W] or [B, C, D, H, W], but got {describe(logits)}{hint}")
 
 
@@ -325,10 +357,10 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     value = int(y[tuple(first)])
     count = int((y == value).sum())
     others = int(wrong.sum()) - count
-    raise ValueError(
-        f"{name}: expected labels {expected}, but got {value} at {_pixels(count)},"
-        f" first at {first}{f', and other labels out of range at {_pixels(others)} more' if others else ''}"
-    )
+    hint = f", and other labels out of range at {_pixels(others)} more" if others else ""
+    if value == 255 and not others and classes is not None and classes <= 2:  # a mask of 0 and 255
+        hint = f"; if 255 is the foreground pass ({name} == 255).long(): ignore_index=255 would ignore all of it"
+    raise ValueError(f"{name}: expected labels {expected}, but got {value} at {_pixels(count)}, first at {first}{hint}")
 
 
 def check_labels_of(inputs: Inputs, options: Options) -> None:
@@ -336,23 +368,12 @@ def check_labels_of(inputs: Inputs, options: Options) -> None:
     check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
 
 
-def _flat_class_weight(
-    name: str, weight: Tensor | None, classes: int, like: Tensor, options: Options, *, is_counted: bool = False
-) -> Tensor | None:
-    """Check class weights [C] or [C, 2], and return them in the form of :class:`Inputs`, for the logits ``like``.
-
-    Those that come from counts need no check of their values.
-    """
+def _flat_class_weight(name: str, weight: Tensor | None, classes: int, like: Tensor, options: Options) -> Tensor | None:
+    """Check class weights [C] or [C, 2], and return them in the form of :class:`Inputs`, for the logits ``like``."""
     if weight is None:
         return None
-    if not is_counted:
-        check_weight(weight, options.validate, name=name, multilabel=options.multilabel)
+    check_weight(weight, options.validate, name=name, multilabel=options.multilabel)
     count = classes if options.multilabel else max(2, classes)
-    if is_counted and weight.shape[0] != count:
-        raise ValueError(
-            f"logits: expected {weight.shape[0]} classes, as edge_class_weight={RUNNING!r} has counted, but got"
-            f" {count}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
-        )
     if weight.shape[0] != count or (weight.dim() == 2 and weight.shape[1] != 2):
         expected = f"{count} class weights{' (labels 0 and 1 of one logit)' if classes == 1 else ''}"
         if options.multilabel:
@@ -402,34 +423,53 @@ def check_that(condition: Tensor, message: str) -> None:
 
 
 def _normalizer_tensors(
-    normalizer: tuple[float | Tensor, float | Tensor], device: torch.device, validate: Validate
-) -> tuple[Tensor, Tensor]:
-    """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it."""
+    normalizer: Any,  # noqa: ANN401
+    classes: int,
+    device: torch.device,
+    options: Options,
+    *,
+    is_balanced: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Return user-supplied W and n or E on the device, without waiting for it, n padded to all classes; see Inputs."""
+    if normalizer is None:
+        return None
     got = "" if torch.compiler.is_compiling() else f", but got {normalizer!r}"  # compilers have no text of tensors
     is_pair = isinstance(normalizer, Sequence) and len(normalizer) == 2
     if not is_pair or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer):
-        raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E){got}")
+        raise TypeError(f"normalizer: expected (W, n), as functional.normalizers returns it{got}")
+    w, n = (_normalizer_tensor(plain(value), device, options.validate, got) for value in normalizer)
+    if w.dim():
+        raise ValueError(f"normalizer: expected W as a number or a 0-d tensor, but got {describe(w)}")
+    if not n.dim():
+        if is_balanced and options.edge_weight:
+            raise ValueError(
+                f"normalizer: expected (W, n) with the edge pixels n of each class for edge_class_weight={BALANCED!r}"
+                f"{got}; pass normalizers(target, num_classes)"
+            )
+        return w, n
+    shape = [classes, 2] if options.multilabel else [max(2, classes)]
+    if n.dim() != len(shape) or n.shape[0] > shape[0] or list(n.shape[1:]) != shape[1:]:
+        raise ValueError(f"normalizer: expected n of shape {shape}, but got {list(n.shape)}")
+    padded = n.new_zeros(shape)
+    padded[: n.shape[0]] = n
+    return w, padded.flatten()
 
-    def tensor(value: float | Tensor) -> Tensor:
-        if isinstance(value, Tensor):
-            check_kind("normalizer", value)
-            check_values("normalizer", value)
-            if value.dim() or value.is_complex():
-                raise ValueError(f"normalizer: expected real 0-d tensors, but got {describe(value)}")
-        if not isinstance(value, Tensor) or may_read(value, validate):
-            fits = (value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)
-            if isinstance(fits, Tensor) and torch.compiler.is_compiling():
-                torch._assert_async(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]")
-            elif not 0 <= value < math.inf:
+
+def _normalizer_tensor(value: float | Tensor, device: torch.device, validate: Validate, got: str) -> Tensor:
+    if isinstance(value, Tensor):
+        check_kind("normalizer", value)
+        check_values("normalizer", value)
+        if value.is_complex():
+            raise ValueError(f"normalizer: expected real tensors, but got {describe(value)}")
+    else:
+        value = torch.full((), value, dtype=widest(device), device=device)
+    if may_read(value, validate):
+        fits = ((value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)).all()
+        if not _holds(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]"):
+            if not bool(((value >= 0) & (value < math.inf)).all()):
                 raise ValueError(f"normalizer: expected finite numbers ≥ 0{got}")
-            elif not fits:
-                raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
-        if isinstance(value, Tensor):
-            return value.detach().to(device, widest(device), non_blocking=True)
-        return torch.full((), value, dtype=widest(device), device=device)
-
-    w, e = normalizer
-    return tensor(w), tensor(e)
+            raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
+    return value.detach().to(device, widest(device), non_blocking=True)
 
 
 def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *, most: float = math.inf) -> None:

@@ -1,30 +1,36 @@
-"""From logits and labels to the loss, as a module that keeps what a training needs from step to step."""
+"""From logits and labels to the loss, as a module."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgeloss.from_labels import label_totals
 from edgeloss.functional import loss_and_evaluation
-from edgeloss.inputs import RUNNING, Given, check_weight, label_maps
-from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
-from edgeloss.reduction import Result
-from edgeloss.steps import StatefulLoss
+from edgeloss.inputs import BALANCED, Given, check_weight, is_balance, plain, renamed_balance
+from edgeloss.options import HELP, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
+from edgeloss.reduction import Result, balance
+
+# What 0.2 and 0.3 stored, and what they had: the loss was a function of the steps before it.
+_DROPPED = ("edge_counts", "counted_steps", "edge_sums")
+_REPLACED = {
+    "step_normalizer": "pass the sums of functional.normalizers(target, num_classes) over the calls as normalizer",
+    "current_edge_weight": "return_terms=True has edge_focus, the mean weight of the edge terms in a call",
+    "current_edge_class_weight": "edge_class_weight='balanced' takes them from the labels of each call",
+    **dict.fromkeys(_DROPPED, "the loss stores nothing between calls"),
+}
 
 
-class EdgeAwareLoss(StatefulLoss):
+class EdgeAwareLoss(nn.Module):
     r"""Compute cross-entropy plus terms of edges and regions, for semantic segmentation.
 
-    The module is called like :class:`torch.nn.CrossEntropyLoss`. In training it balances the classes at the edges and
-    lowers the weight of the edge terms as the edges are learned, by what it has seen in the steps before; see below.
-    With ``edge_class_weight=None, edge_focus=0`` it keeps nothing between steps, and with ``region_weight=0`` as well
-    it is :func:`edgeloss.functional.edge_aware_loss` with its defaults.
+    The module is called like :class:`torch.nn.CrossEntropyLoss`, and is :func:`edgeloss.functional.edge_aware_loss`
+    with its options stored: a function of logits and labels, the same in ``train()`` and ``eval()``.
 
     For an edge pixel i of class k, and :math:`p_n(k)` the probability that its neighbor n gives to that class,
 
@@ -32,8 +38,7 @@ class EdgeAwareLoss(StatefulLoss):
         S_i &= -\log M_q\{p_n(k) : y_n = k\} \quad\text{(same side: the neighbors agree)} \\
         O_i &= -\log M_q\{1 - p_n(k) : y_n \ne k\} \quad\text{(other side: no leak across the edge)} \\
         \mathrm{loss} &= \texttt{ce\_weight} \frac{\sum \mathrm{CE}}{W} + \texttt{edge\_weight}
-            \frac{\sum_{i \in E} (\texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i)}{|E|}
-            + \texttt{region\_weight}\, R
+            \frac{\sum_{b,c} u_c n_{bc} \Phi(t_{bc})}{\sum_c u_c n_c} + \texttt{region\_weight}\, R
 
     where
 
@@ -42,11 +47,15 @@ class EdgeAwareLoss(StatefulLoss):
       :math:`w_n = e^{-d_n/\texttt{decay}}`, where :math:`d_n` is the distance from n to the nearest pixel of another
       class;
     * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in the weighted mean of PyTorch;
+    * :math:`n_{bc}` is the number of edge pixels of class c in image b, and :math:`t_{bc}` the mean of
+      ``other_side_weight`` :math:`O_i` + ``same_side_weight`` :math:`S_i` over them;
+    * :math:`u_c` balances the classes, and :math:`\Phi` is the focus on edges that are not learned yet, see below;
     * :math:`R` is the region term, see below.
 
     Pairs with an ignored pixel, or with one outside the image, do not exist: regions to ignore have no edges. Loss and
     gradient are finite for logits up to ±1e30 (and for all of float16). The loss is never negative; it is 0, with a
-    gradient of 0, where there is no valid pixel, and so are the edge terms where there is no edge.
+    gradient of 0, where there is no valid pixel, and so are the edge terms where there is no edge. Its gradient is the
+    derivative of its value, and the loss of a batch is the sum of those of its images with the same ``normalizer``.
 
     Source: a 2017 write-up of a PyTorch implementation of an edge- and consistency-aware segmentation loss (of the loss
     behind IEEE document 7801846). With two classes, ``power=1`` and equal weights, O is the central line of the
@@ -57,10 +66,9 @@ class EdgeAwareLoss(StatefulLoss):
     Args:
         weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit. With ``multilabel`` [C], or
             [C, 2] for labels 0 and 1 of each class.
-        edge_class_weight: class weights of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
-            :math:`O_i`, and :math:`|E|` becomes :math:`\sum_E u`. With ``"running"`` the module balances the
-            classes by counting the edge pixels of each: see below. A tensor of the shape of ``weight``, floating, ≥ 0,
-            such as that of :func:`edgeloss.functional.balanced_edge_class_weight`, stays as it is. None for ones.
+        edge_class_weight: u, class weights of the edge terms. ``"balanced"`` takes them from the edge pixels of each
+            class in the batch: see below. A tensor of the shape of ``weight``, floating, ≥ 0, such as that of
+            :func:`edgeloss.functional.balanced_edge_class_weight` for a whole data set, stays as it is. None for ones.
         ignore_index: label of pixels to ignore; None for none. Their gradient is exactly 0, and the result does not
             depend on their logits, even if these are nan.
         multilabel: take the classes as C independent binary losses, for classes that may overlap: a sigmoid each, with
@@ -72,7 +80,8 @@ class EdgeAwareLoss(StatefulLoss):
             plain cross-entropy.
         other_side_weight: weight of O among the edge terms, ≥ 0.
         same_side_weight: weight of S among the edge terms, ≥ 0.
-        edge_focus: γ ≥ 0. ``edge_weight`` falls as the edges are learned: see below. 0 keeps it.
+        edge_focus: γ in [0, 1000]. The edge terms of a class in an image count less as they are learned: see below. 0
+            for equal weights.
         region_weight: weight of the region term, ≥ 0; 0 leaves it out.
         radius: radius of the neighborhood in pixels, ≥ 1, or one per axis, such as (0, 1, 1) for thick slices.
         power: exponent q of the mean, in [-1e6, 1e6]. 0 averages the logarithms; 1, the form of the write-up, is the
@@ -95,23 +104,21 @@ class EdgeAwareLoss(StatefulLoss):
 
     **Regions.** The region term of an image is the share of what the labels say about small regions, windows of 9 × 9
     pixels, that the best linear estimate from the softmax probabilities of these regions leaves open, averaged over the
-    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing. It measures linear
-    dependence, not correctness: only the cross-entropy and the edge terms penalize an inverted prediction. :math:`R` is
-    the mean over the images, weighted by what each adds to W. It belongs to no pixel, so the loss maps do not contain
-    it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis.
+    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing, and up to 2 for one
+    whose sign is wrong, such as an inverted one. :math:`R` is the mean over the images, weighted by what each adds to W.
+    It belongs to no pixel, so the loss maps do not contain it. It is 0 for images of a single class, and for those of
+    less than 7 pixels along an axis.
 
-    **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
-    edge pixels of the steps before it; in the first step they are 1. The counts are buffers in ``state_dict``, created
-    by the first call, so outputs with different numbers of classes need a module each. ``train()`` counts; ``eval()``
-    does not, nor do calls under ``torch.no_grad()`` or in a transform of ``torch.func``. A call without ``normalizer``
-    is a step; :meth:`step_normalizer` is for steps of several calls.
+    **Class balance.** With ``edge_class_weight="balanced"``, the default, :math:`u_c \propto 1 / (n_c + 0.05\, \bar n)`
+    with the edge pixels :math:`n_c` of class c in the batch and their mean over the classes :math:`\bar n`, scaled to a
+    mean of 1: each class at the edges has nearly the same share of the edge terms.
 
-    **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
-    ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average error of the edges over about the last
-    100 steps, 1 for a uniform prediction. In the first step, and in ``eval()``, it is ``edge_weight``: validation
-    losses are the same quantity in all epochs. The average is a buffer too, and changes when counts do.
+    **Edges that are learned.** With ``edge_focus`` γ, by default 8, :math:`\Phi` is the function with the slope
+    :math:`\min(1, \varepsilon(t) / \varepsilon(t_0))^\gamma`, where :math:`\varepsilon` turns the mean edge term into a
+    share of error, and :math:`t_0` is the edge term of a uniform prediction. The slope is the weight of the edge terms
+    of a class in an image: 1 while they are no better than uniform, and less as they are learned.
 
-    docs/loss.md has the formulas of all three, and what ranks and multilabel calls add up.
+    docs/loss.md has the formulas, and what ranks and multilabel calls add up.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -136,18 +143,18 @@ class EdgeAwareLoss(StatefulLoss):
         >>> bool(logits.grad.isfinite().all()), bool((logits.grad[:, :, :8] == 0).all())
         (True, True)
         >>> sorted(terms)
-        ['cross_entropy', 'edge', 'edge_fraction', 'other_side', 'region', 'same_side']
+        ['cross_entropy', 'edge', 'edge_focus', 'edge_focused', 'edge_fraction', 'other_side', 'region', 'same_side']
     """
 
     weight: Tensor | None
-    edge_class_weight: Tensor | Literal["running"] | None
+    edge_class_weight: Tensor | str | None
 
     @suggest_keywords
     def __init__(
         self,
         weight: Tensor | None = None,
         *,
-        edge_class_weight: Tensor | Literal["running"] | None = RUNNING,
+        edge_class_weight: Tensor | str | None = BALANCED,
         ignore_index: int | None = -100,
         multilabel: bool = False,
         reduction: Reduction = "mean",
@@ -169,18 +176,16 @@ class EdgeAwareLoss(StatefulLoss):
     ) -> None:
         """Store and check the options."""
         super().__init__()
+        edge_class_weight = renamed_balance(edge_class_weight)
         class_weights = {"weight": weight}
-        if not isinstance(edge_class_weight, str):
-            class_weights["edge_class_weight"] = edge_class_weight
-        elif edge_class_weight == RUNNING:
+        if is_balance(edge_class_weight):
             self.edge_class_weight = edge_class_weight
         else:
-            got = f"but got {edge_class_weight!r}"
-            raise ValueError(f"edge_class_weight: expected a tensor, {RUNNING!r} or None, {got}")
+            class_weights["edge_class_weight"] = edge_class_weight
         for name, values in class_weights.items():
             if values is not None:
                 check_weight(values, name=name, multilabel=multilabel)
-            self.register_buffer(name, values)
+            self.register_buffer(name, plain(values))
         self.ignore_index = ignore_index
         self.multilabel = multilabel
         self.reduction = reduction
@@ -200,38 +205,18 @@ class EdgeAwareLoss(StatefulLoss):
         self.validate = validate
         self.backend = backend
         self._options = Options.from_attributes(self)
-        self._register_kept((0, 2) if multilabel else (0,))
 
-    def options(self, *, training: bool | None = None) -> dict[str, Any]:
-        """Return the arguments of :func:`edgeloss.functional.edge_aware_loss` that give the loss of the next call.
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Say what replaces an attribute of version 0.3."""
+        if name in _REPLACED:
+            raise AttributeError(f"EdgeAwareLoss has no {name!r} since version 0.4: {_REPLACED[name]}")
+        return super().__getattr__(name)
 
-        Args:
-            training: True for the next step of a training, with ``edge_weight`` as ``edge_focus`` has lowered it; False
-                for ``eval()``, with ``edge_weight`` in full; None for the mode that the module is in.
-        """
-        training = self.training if training is None else training
-        class_weights = {"weight": self.weight, "edge_class_weight": self.current_edge_class_weight}
-        options = class_weights | {name: getattr(self, name) for name in HELP if name not in MODULE_ONLY}
-        is_focused = self.edge_focus and training
-        return options | {"edge_weight": self.current_edge_weight.item()} if is_focused else options
-
-    @property
-    def current_edge_class_weight(self) -> Tensor | None:
-        """The class weights of the edge terms; with ``"running"`` those of the next step, None before the first.
-
-        [C]; with ``"running"`` and ``multilabel`` [C, 2].
-        """
-        return self._class_weight()
-
-    @property
-    def current_edge_weight(self) -> Tensor:
-        """The weight of the edge terms in the next step, 0-d: ``edge_weight`` times what ``edge_focus`` makes of it.
-
-        ``eval()`` uses ``edge_weight`` instead.
-        """
-        scale, _ = self._focus()
-        weight = self.edge_weight * (1.0 if scale is None else scale)
-        return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
+    @suggest_keywords
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of :func:`edgeloss.functional.edge_aware_loss` that give the same loss."""
+        weights = {"weight": self.weight, "edge_class_weight": self.edge_class_weight}
+        return weights | {name: getattr(self, name) for name in HELP}
 
     def _checked_options(self) -> Options:
         """Return the options, checked again if one was set since the last call."""
@@ -258,23 +243,23 @@ class EdgeAwareLoss(StatefulLoss):
         Args:
             logits: [B, C, *S].
             target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
-            pixel_weight: v ≥ 0 [B, *S], floating; multiplies the loss of each pixel. W becomes Σ v · weight[y], and |E|
-                becomes Σ v · edge_class_weight[y] over the edge pixels. Not differentiable. With ``multilabel`` also
-                [B, C, *S].
+            pixel_weight: v ≥ 0 [B, *S], floating; multiplies the loss of each pixel. W becomes Σ v · weight[y], and n
+                Σ v over the edge pixels of a class. Not differentiable. With ``multilabel`` also [B, C, *S].
             distance: a field d ≥ 0 in the shape of the target, floating, to use instead of the distance to the nearest
                 pixel of another class; finite wherever an edge pixel has a neighbor. Requires ``decay``. Not
                 differentiable.
-            normalizer: denominators (W, E), numbers or 0-d tensors ≥ 0, to use instead of those of the batch; see
-                :meth:`step_normalizer`. With ``sync_normalizer=True``, the share of this rank.
+            normalizer: (W, n) of all images of a step, of which the call has some, to use instead of those of the call:
+                the sums of :func:`edgeloss.functional.normalizers`. n is [C], with ``multilabel`` [C, 2]; it may be E,
+                a number or 0-d, where ``edge_class_weight`` is not ``"balanced"``. With ``sync_normalizer=True``, the
+                share of this rank.
             return_maps: also return :class:`edgeloss.LossMaps`, detached; the region term, which belongs to no pixel,
                 is not among them.
-            return_terms: also return a dict of detached 0-d tensors: ``cross_entropy``, ``same_side``, ``other_side``,
-                ``edge`` and ``region``, reduced like the loss (averaged with ``reduction="none"``),
-                without ``ce_weight``, ``edge_weight``, ``region_weight`` and the weights of the single edge terms,
-                which only ``edge`` includes; and ``edge_fraction``, the fraction of edge pixels among the valid ones.
-                ``region`` is 0 with ``region_weight=0``. The loss is ``ce_weight * cross_entropy``, plus
-                ``current_edge_weight * edge``, with the weight before the call, in ``eval()`` with ``edge_weight``,
-                plus ``region_weight * region``.
+            return_terms: also return a dict of detached 0-d tensors, reduced like the loss (averaged with
+                ``reduction="none"``): ``cross_entropy``; ``same_side``, ``other_side`` and ``edge``, the means over the
+                edge pixels with u before the focus, of which only ``edge`` has the weights of the single terms;
+                ``edge_focused``, the edge terms of the loss, and ``edge_focus``, their mean weight φ in the gradient;
+                ``region``, 0 with ``region_weight=0``; ``edge_fraction``, the fraction of edge pixels among the valid
+                ones. The loss is ``ce_weight * cross_entropy + edge_weight * edge_focused + region_weight * region``.
 
         Returns:
             The loss. With ``return_maps`` or ``return_terms``, a tuple of the loss, the maps and the terms, in this
@@ -285,33 +270,28 @@ class EdgeAwareLoss(StatefulLoss):
             ValueError: if a shape, device or value does not fit; the message says what to do.
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
-        options, is_part, is_running = self._checked_options(), normalizer is not None, self._is_running()
-        step, is_counted = self._step_of_call(target, is_part=is_part)
-        result, evaluation = loss_and_evaluation(
+        result, _ = loss_and_evaluation(
             logits,
             target,
-            options,
-            Given(self.weight, step.edge_class_weight, pixel_weight, distance, normalizer, is_running),
+            self._checked_options(),
+            Given(self.weight, self.edge_class_weight, pixel_weight, distance, normalizer),
             return_maps=return_maps,
             return_terms=return_terms,
-            # Only the logits show the number of classes, so the calls of the first step count.
-            count_edges=is_counted and is_running and (not is_part or step.edge_class_weight is None),
-            edge_scale=step.edge_scale,
         )
-        if is_counted:
-            classes = 2 if self.multilabel else max(2, logits.shape[1])
-            self._end_call(step, evaluation, options, classes, part=target.numel() if is_part else None)
         return result
 
-    def of_class(self, index: int, *, training: bool | None = None) -> EdgeAwareLoss:
+    @suggest_keywords
+    def of_class(self, index: int, target: Tensor | None = None) -> EdgeAwareLoss:
         """Return the binary loss of one class of a multilabel loss, such as for a figure of that class.
 
-        It is called with ``logits[:, index : index + 1]`` and ``target[:, index]``, and keeps nothing between steps.
-        The region term of the multilabel loss is a mean over its classes, with the weight of all of them.
+        It is called with ``logits[:, index : index + 1]`` and ``target[:, index]``. Its focus is that of the multilabel
+        loss, which has one for each image, class and label. The region term of the multilabel loss is a mean over its
+        classes, with the weight of all of them.
 
         Args:
             index: the number of the class.
-            training: whose weights it has, as in :meth:`options`.
+            target: [B, C, *S], the labels whose balance it keeps with ``edge_class_weight="balanced"``; without it, the
+                binary loss balances the two labels of its class alone.
 
         Returns:
             A new module.
@@ -331,69 +311,23 @@ class EdgeAwareLoss(StatefulLoss):
             raise ValueError("multilabel: expected True for a loss of one class, but got False")
         if not is_integer(index):
             raise TypeError(f"index: expected an int, but got {index!r}")
-        options = self.options(training=training) | {"multilabel": False, "edge_focus": 0.0}
+        options = self.options() | {"multilabel": False}
+        if is_balance(self.edge_class_weight) and target is not None:
+            n = label_totals(target, self._checked_options(), Given())[1]
+            options["edge_class_weight"] = balance(n.flatten()).view_as(n).float()
         for name in ("weight", "edge_class_weight"):
             values = options[name]
-            if index < 0 or (values is not None and index >= len(values)):
+            is_tensor = isinstance(values, Tensor)
+            if index < 0 or (is_tensor and index >= len(values)):
                 raise ValueError(f"index: expected the number of a class, from 0, but got {index}")
-            options[name] = None if values is None else values[index].expand(2).clone()
+            options[name] = values[index].expand(2).clone() if is_tensor else values
         return EdgeAwareLoss(**options)
 
-    def step_normalizer(
-        self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Begin a step of several calls, and return the ``normalizer`` to pass to each of them.
-
-        The losses of the calls then add up to the loss of all targets in one batch: see gradient accumulation in
-        docs/loss.md. In ``train()`` this fixes what the step takes from the steps before it: with ``edge_focus`` the
-        weight of the edge terms, with ``edge_class_weight="running"`` their class weights, for which it counts the edge
-        pixels, once; the calls do not.
-
-        Args:
-            targets: the target of every call.
-            pixel_weights: the ``pixel_weight`` of every call.
-
-        Returns:
-            The denominators (W, E), 0-d float64: the sums of :func:`edgeloss.functional.normalizers` over the targets,
-            with the options of the module.
-
-        Raises:
-            TypeError: if an argument has the wrong type.
-            ValueError: if there is no target, or an argument does not fit.
-
-        Example:
-            >>> import torch
-            >>> from edgeloss import EdgeAwareLoss
-            >>> criterion = EdgeAwareLoss()
-            >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
-            >>> total = criterion.step_normalizer(target.split(2))
-            >>> parts = zip(logits.split(2), target.split(2))
-            >>> loss = sum(criterion(x, y, normalizer=total) for x, y in parts)
-            >>> torch.testing.assert_close(loss, EdgeAwareLoss()(logits, target))
-            >>> criterion.current_edge_class_weight.shape
-            torch.Size([3])
-        """
-        options, u = Options.from_attributes(self), self.current_edge_class_weight
-        is_counted = self._is_running() and self.training
-        weights = None if pixel_weights is None else list(pixel_weights)
-        totals: list[tuple[Any, ...]] = []
-        for target in label_maps(targets, multilabel=self.multilabel):  # one at a time: a loader may yield them
-            v = weights[len(totals)] if weights is not None and len(totals) < len(weights) else None
-            given = Given(self.weight, u, v)
-            totals.append((target.numel(), *label_totals(target, options, given, count_edges=is_counted)))
-        if weights is not None and len(weights) != len(totals):
-            raise ValueError(
-                f"pixel_weights: expected {len(totals)}, one per target, but got {len(weights)}; pass None for a target"
-                " without one"
-            )
-        if not totals:
-            raise ValueError("targets: expected the labels of at least one call, but got none")
-        pixels, w, e, counts = zip(*totals, strict=True)
-        if self.training:
-            self._begin_parts(u, sum(pixels))
-            if is_counted and u is not None:
-                self._count(torch.stack(counts).sum(0), options)
-        return torch.stack(w).sum(), torch.stack(e).sum()
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
+        """Load the weights; drop what earlier versions stored between steps."""
+        for name in _DROPPED:
+            state_dict.pop(f"{prefix}{name}", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, the most used ones, and all weights that are not 0."""
@@ -408,6 +342,4 @@ class EdgeAwareLoss(StatefulLoss):
             is_weight = option.name.endswith("_weight")
             if option.name in always or value != option.default or (is_weight and value):
                 shown.append(f"{option.name}={value!r}")
-        if self.training and self.edge_focus and not self._is_meta() and self.current_edge_weight != self.edge_weight:
-            shown.append(f"current_edge_weight={self.current_edge_weight.item():.4g}")
         return ", ".join(shown)

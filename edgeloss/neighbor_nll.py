@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from edgeloss import fused, library
-from edgeloss.arguments import is_evenly_spaced
+from edgeloss.opaque import is_evenly_spaced
 from edgeloss.inputs import (
     check_device,
     check_labels,

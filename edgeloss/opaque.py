@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from itertools import pairwise
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -59,7 +60,6 @@ def register_derivative(
     name: str,
     shapes: Callable[..., Any],
     gradients: Callable[..., tuple[Any, ...]],
-    new_gradient: Callable[[Tensor], Tensor] = torch.empty_like,
 ) -> None:
     """Register the shapes of an operator, and as its derivative the operator of that name and ``_backward``.
 
@@ -84,3 +84,17 @@ def register_derivative(
     torch.library.register_fake(f"{namespace}::{name}", shapes)
     torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: new_gradient(args[first]))
     torch.library.register_autograd(f"{namespace}::{name}", differentiate, setup_context=setup_context)
+
+
+def is_evenly_spaced(x: Tensor) -> bool:
+    """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
+    if x.is_contiguous():
+        return True
+    axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
+    return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
+
+
+def new_gradient(logits: Tensor) -> Tensor:
+    """Return a new tensor for the gradient of logits, with pixels that are evenly spaced in memory."""
+    gradient = torch.empty_like(logits)
+    return gradient if is_evenly_spaced(gradient) else torch.empty_like(logits, memory_format=torch.contiguous_format)

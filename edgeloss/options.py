@@ -22,13 +22,25 @@ MOST_WEIGHT = 1e12
 LENGTHS = 1e-100, 1e100
 
 REMOVED = "false_edge_weight"  # in 0.3; functions with the weights of the terms had it
+# Keywords of other libraries, and of earlier versions: what to do instead.
+ADVICE = {
+    "class_weights": "pass weight for the cross-entropy, or edge_class_weight for the edge terms",
+    "include_background": "leave it out; class weights, weight=..., leave classes out",
+    "input": "did you mean 'logits'?",
+    "labels": "did you mean 'target'?",
+    "pred": "did you mean 'logits'?",
+    "sigmoid": "leave it out: the loss takes logits; for classes that overlap pass multilabel=True",
+    "softmax": "leave it out: the loss takes logits",
+    "to_onehot_y": "leave it out: the loss takes class indices; edgeloss.adapters.as_labels makes them",
+    "training": "leave it out: since version 0.4 the loss is the same in train() and eval()",
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function name the nearest of its keywords in the error for an unknown one.
+    """Make a function say in the error for an unknown keyword what to pass instead.
 
     A function with weights of the terms ignores 0 of the ``REMOVED`` one with a warning, and raises for other values.
     """
@@ -41,8 +53,9 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
             if name == REMOVED and "same_side_weight" in known:
                 _check_removed(kwargs.pop(name))
                 continue
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            hint = f"; {ADVICE[name]}" if name in ADVICE else ""
+            if not hint and (nearest := difflib.get_close_matches(name, known, n=1, cutoff=0.6)):
+                hint = f"; did you mean {nearest[0]!r}?"
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
         return function(*args, **kwargs)
 
@@ -66,9 +79,9 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
     """Return the radius along each of the ``dims`` spatial axes."""
     if type(radius) is int and 1 <= radius < 2**63:  # for speed
         return [radius] * dims
-    values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
+    values = _per_axis(radius, dims)
     if not all(is_integer(r) for r in values):
-        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}{_as_list(radius)}")
+        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}")
     if any(r < 0 for r in values) or not any(r >= 1 for r in values):
         raise ValueError(f"radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got {radius!r}")
     if len(values) != dims:
@@ -82,20 +95,20 @@ def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list
     """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1."""
     if spacing is None:
         return [1.0] * dims
-    values = list(spacing) if isinstance(spacing, Sequence) else [spacing] * dims
+    values = _per_axis(spacing, dims)
     if len(values) != dims or not all(is_number(s) and 0 < s < math.inf for s in values):
         raise ValueError(
             f"spacing: expected a number > 0, or {dims} of them, one per spatial axis, but got {spacing!r}"
-            f"{_as_list(spacing)}"
         )
     if not all(LENGTHS[0] <= float(s) <= LENGTHS[1] for s in values):
         raise ValueError(f"spacing: expected numbers in [1e-100, 1e100], but got {spacing!r}; use another unit")
     return [float(s) for s in values]
 
 
-def _as_list(value: object) -> str:
-    """Return how to pass the values of an array or tensor, where it is one."""
-    return "; pass a list, as by .tolist()" if bool(getattr(value, "ndim", 0)) else ""
+def _per_axis(value: Any, dims: int) -> list[Any]:  # noqa: ANN401
+    """Return a value of each axis, of one for all or of one per axis, which may be an array or a tensor."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, Sequence) else [value] * dims
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -145,7 +158,12 @@ def check_count(name: str, value: object, least: int) -> None:
 def check_label(name: str, value: object) -> None:
     """Check a label, or None."""
     if value is not None and not is_integer(value):
-        raise TypeError(f"{name}: expected an int or None, but got {value!r}")
+        hint = ""
+        if isinstance(value, (list, tuple, set)) and value and all(map(is_integer, value)):
+            labels = sorted(value)
+            some = f"torch.isin(target, torch.tensor({labels}))"
+            hint = f"; pass {name}={labels[-1]} and the target torch.where({some}, {labels[-1]}, target)"
+        raise TypeError(f"{name}: expected an int or None, but got {value!r}{hint}")
     if value is not None and not -(2**63) <= value < 2**63:
         raise ValueError(f"{name}: expected a 64-bit int, but got {value!r}")
 
@@ -166,7 +184,7 @@ def _check_decay(name: str, value: float | None) -> None:
 
 
 def _check_axes(name: str, value: Any) -> None:  # noqa: ANN401
-    dims = len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 2
+    dims = 2 if isinstance(value, str) else len(_per_axis(value, 2))
     if dims not in (0, 2, 3):
         raise ValueError(f"{name}: expected one number, or 2 or 3, one per spatial axis, but got {value!r}")
     (radius_per_axis if name == "radius" else spacing_per_axis)(value, dims)
@@ -187,9 +205,8 @@ def _one_of(words: Any) -> Callable[[str, Any], None]:  # noqa: ANN401
 class Options:
     """The options of the loss that are not tensors; an instance has passed all checks.
 
-    Names, order and defaults are those of :class:`edgeloss.EdgeAwareLoss`, which describes them in full; functions have
-    no ``edge_focus`` and pass 0, and their ``region_weight`` is 0 by default. ``radius`` and ``spacing`` are stored as
-    given; :func:`radius_per_axis` and :func:`spacing_per_axis` resolve them.
+    Names, order and defaults are those of :class:`edgeloss.EdgeAwareLoss`, which describes them in full. ``radius`` and
+    ``spacing`` are stored as given; :func:`radius_per_axis` and :func:`spacing_per_axis` resolve them.
 
     Raises:
         TypeError: if an option has the wrong type.
@@ -221,8 +238,9 @@ class Options:
     same_side_weight: float = _option(1.0, _check_weight, "Weight of the same-side term among the edge terms, ≥ 0.")
     edge_focus: float = _option(
         8.0,
-        _check_weight,
-        "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
+        partial(check_in, low=0, high=1000),
+        "Exponent γ ≥ 0: the weight of the edge terms of a class in an image is its error there to the power of γ, so"
+        " that edges which are learned count less; 0 for equal weights.",
     )
     region_weight: float = _option(
         3.0,
@@ -287,9 +305,16 @@ class Options:
         for name, check in _CHECKS.items():
             value, default = values[name], _DEFAULTS[name]
             if type(value) is not type(default) or value != default:  # most are, and need no check
+                if name in ("radius", "spacing") and hasattr(value, "tolist"):  # an array or a tensor
+                    value = values[name] = value.tolist()
                 check(name, value)
                 if is_number(value) and type(value) not in (int, float):  # of NumPy: its products have its precision
                     values[name] = int(value) if is_integer(value) else float(value)
+        if self.spacing is not None and self.decay is None:
+            raise ValueError(
+                f"spacing: expected decay with it, but got decay=None, spacing={self.spacing!r}; pass the decay length,"
+                " or leave spacing out: only decay uses it"
+            )
         for name in ("other_side_weight", "same_side_weight"):
             if self.edge_weight * getattr(self, name) > MOST_WEIGHT:
                 raise ValueError(
@@ -299,8 +324,6 @@ class Options:
 
 
 HELP: dict[str, str] = {option.name: option.metadata["help"] for option in fields(Options)}
-# Only EdgeAwareLoss has it: it needs what the module stores between steps.
-MODULE_ONLY = frozenset({"edge_focus"})
 _CHECKS: dict[str, Callable[[str, Any], None]] = {option.name: option.metadata["check"] for option in fields(Options)}
 _DEFAULTS = {option.name: option.default for option in fields(Options)}
 

@@ -1,42 +1,72 @@
-"""From the terms of the loss to its value, its maps and its figures.
+r"""From the sums of the terms to the loss, its maps and its figures: a function of one call.
 
-Symbols are those of :mod:`edgeloss.reference`, and v = ``pixel_weight``, 1 by default.
+Symbols are those of :mod:`edgeloss.reference`: v = ``pixel_weight``, u = ``edge_class_weight``, b an image and c a
+class. Classes are C, or the labels 0 and 1 of each class of a multilabel call, 2C.
+
+    n_bc = Σ v_i over i in E_b with y_i = c            the edge pixels of a class in an image
+    t_bc = Σ v_i edge_i / n_bc                         its mean edge term
+    u_c ∝ 1 / (n_c + 0.05 Σ n / C), Σ u n = Σ n        the balance, of n_c = Σ_b n_bc, where u is not given
+    ε(t) = 1 - e^(-t/λ),  λ = λ_o + λ_s                a mean share of error
+    t_0 = λ_o log(C/(C-1)) + λ_s log C,  ε_0 = ε(t_0)  those of a uniform prediction
+    Φ(t) = ∫_0^t min(1, ε(s)/ε_0)^γ ds                 the focus, γ = ``edge_focus``
+
+    loss = λ_CE Σ v CE / W + λ_E Σ_bc u_c n_bc Φ(t_bc) / Σ_c u_c n_c + λ_R Σ_b W_b R_b / W
+
+The kernels have this formula once more each, in csrc/cpu/sums.cpp and edgeloss/triton/sums.py.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from edgeloss import library
-from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.inputs import Inputs, check_that, may_read, result_dtype, widest
 from edgeloss.options import Options
+
+PRIOR = 0.05  # of the balance, as a share of the mean number of edge pixels of a class
+NODES = 16  # of the quadrature of Φ: exact to roundings for γ up to 12 with 1,000 classes, up to 32 with few
 
 
 class SumRow(IntEnum):
     """The rows of the sums over a batch, in the order in which the kernels return them."""
 
     CROSS_ENTROPY = 0  # Σ v · CE
-    SAME_SIDE = 1  # Σ_E v · u · S
-    OTHER_SIDE = 2  # Σ_E v · u · O
-    WEIGHT = 3  # W = Σ_valid v · weight[y]
-    EDGE_WEIGHT = 4  # Σ_E v · u
-    VALID = 5  # the number of valid pixels
-    EDGES = 6  # |E|
-    WRONG = 7  # the number of labels out of range; of the kernels only
+    WEIGHT = 1  # W = Σ_valid v · weight[y]
+    VALID = 2  # the number of valid pixels
+    EDGES = 3  # |E|
+    WRONG = 4  # the number of labels out of range; of the kernels only
 
 
-TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.WEIGHT)  # the rows that are terms of the loss
-REGION = TERM_ROWS.stop  # the place of the region term in ``Options.term_weights``: after the terms of the sums
-DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.VALID)  # W and Σ_E v · u
+class EdgeRow(IntEnum):
+    """The rows of the sums over the edge pixels of a class in an image."""
+
+    WEIGHT = 0  # n = Σ v
+    SAME_SIDE = 1  # Σ v · S
+    OTHER_SIDE = 2  # Σ v · O
+
+
+class Value(IntEnum):
+    """The places of what ``return_terms`` returns, by the lower-case name, in the vector of the kernels."""
+
+    CROSS_ENTROPY = 0
+    SAME_SIDE = 1
+    OTHER_SIDE = 2
+    EDGE = 3
+    REGION = 4
+    EDGE_FRACTION = 5
+    EDGE_FOCUSED = 6
+    EDGE_FOCUS = 7
+
+
+VALUES = tuple(value.name.lower() for value in Value)
 
 
 class LossMaps(NamedTuple):
@@ -75,72 +105,215 @@ class Regions(NamedTuple):
     weight: Tensor
 
 
+class Kernels(Protocol):
+    """A call of the kernels, which has its own derivative."""
+
+    def reduce(self, normalizer: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the loss, 0-d, and its figures, a place for each :class:`Value`."""
+
+    def attach(self, loss: Tensor, combined: Combined, of_region: Tensor | None) -> Tensor:
+        """Make a map of the loss a function of the logits; ``of_region`` is the factor of R at each pixel."""
+
+
 class Evaluation(NamedTuple):
     """What a backend returns.
 
     Attributes:
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
+        edge_sums: [3, B, C], a row for each :class:`EdgeRow`; of a multilabel call [3, B, 2C].
         maps: None unless asked for.
-        edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         regions: None where the region term has no weight.
-        attach: makes a loss, 0-d or a map [B, *S], a function of the logits, by the factors of its terms; that of
-            the region term in a map is a map. None if all is differentiable.
+        kernels: the call, whose sums have no derivative; None if all is differentiable.
     """
 
     sums: Tensor
+    edge_sums: Tensor
     maps: LossMaps | None
-    edge_counts: Tensor | None = None
     regions: Regions | None = None
-    attach: Callable[[Tensor, Scalars], Tensor] | None = None
+    kernels: Kernels | None = None
+
+
+class Combined(NamedTuple):
+    """The loss of sums, and what the loss of a pixel takes from them.
+
+    Attributes:
+        loss: 0-d.
+        values: a place for each :class:`Value`.
+        u: the class weights [C], or [2C]; None for ones.
+        t: the mean edge terms [B, C], or [B, 2C].
+        focused: Φ(t), as t.
+        slope: φ(t), as t, detached.
+    """
+
+    loss: Tensor
+    values: Tensor
+    u: Tensor | None
+    t: Tensor
+    focused: Tensor
+    slope: Tensor
 
 
 Number = TypeVar("Number", Tensor, float)
-Scalars: TypeAlias = Sequence[Any]  # floats if at hand, else 0-d tensors, whose operations take far longer
 Terms: TypeAlias = dict[str, Tensor]
 Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tuple[Tensor, LossMaps, Terms]
 
 
-def reduce(
-    evaluation: Evaluation,
-    inputs: Inputs,
-    options: Options,
-    edge_scale: Tensor | float | None,
-    *,
-    maps: bool,
-    terms: bool,
-) -> Result:
-    """Return the loss, then its maps and terms if asked for; ``edge_scale`` is a factor of ``edge_weight``, 0-d."""
-    sums, of_pixels, _, regions, attach = evaluation
-    rows, dtype = scalars(sums), result_dtype(inputs.logits)
-    denominators, kernels = shared_denominators(rows, sums, inputs, options), library.step_kernels(sums)
-    totals: Scalars = ()
-    if terms or attach is None or kernels is None:
-        totals = term_totals(sums.unbind() if attach is None else rows, regions)
-    if options.reduction == "none" and of_pixels is not None:
-        loss, of_region = total_map(of_pixels, inputs, options, edge_scale, regions)
-        if attach is not None:
-            loss = attach(loss, [*term_factors([1.0, 1.0], options, edge_scale)[:REGION], of_region])
-        loss = inputs.as_given(loss).to(dtype)
+def reduce(evaluation: Evaluation, inputs: Inputs, options: Options, *, maps: bool, terms: bool) -> Result:
+    """Return the loss, then its maps and terms if asked for."""
+    dtype, of_pixels, kernels = result_dtype(inputs.logits), evaluation.maps, evaluation.kernels
+    normalizer = shared_normalizer(evaluation, inputs, options)
+    if kernels is not None and options.reduction != "none":
+        if normalizer is not None:
+            check_normalizer(evaluation, inputs, options, normalizer)
+        loss, values = kernels.reduce(normalizer)
     else:
-        if attach is None or kernels is None:
-            factors = term_factors(denominators, options, edge_scale)
-            loss = weighted_sum(totals, factors, sums, dtype)
-        else:
-            loss, factors = kernels.weigh(sums, regions, denominators, options, edge_scale, dtype)
-        loss = loss if attach is None else attach(loss, factors)
+        combined = combine(evaluation, inputs, options, normalizer)
+        loss, values = combined.loss, combined.values
+        if options.reduction == "none" and of_pixels is not None:
+            loss, of_region = total_map(of_pixels, evaluation.regions, inputs, options, combined)
+            if kernels is not None:
+                loss = kernels.attach(loss, combined, of_region)
+            loss = inputs.as_given(loss)
+    loss = loss.to(dtype)
     if not maps and not terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
     if maps and of_pixels is not None:
         result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in of_pixels)))  # type: ignore[arg-type]
     if terms:
-        values = term_values(totals, denominators, rows, options)
-        detached = vector(list(values.values()), sums).detach().to(dtype)
-        result.append(dict(zip(values, detached.unbind(), strict=True)))
+        result.append(dict(zip(VALUES, values.detach().to(dtype).unbind(), strict=True)))
     return cast("Result", tuple(result))
 
 
+# ----------------------------------------------------------------------------------------------------- the loss of sums
+
+
+def combine(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer: Tensor | None) -> Combined:
+    """Return the loss of sums; ``normalizer`` is W and n, or W and E, and None for those of the call."""
+    sums, edge_sums, _, regions, _ = evaluation
+    n, same_side, other_side = edge_sums.unbind()
+    own = torch.cat([sums[SumRow.WEIGHT, None], n.sum(0)])
+    w, *_ = divisors = own if normalizer is None else normalizer
+    is_scalar = len(divisors) == 2  # W and E: there are two classes at least
+    u = balance(divisors[1:]) if inputs.is_balanced and not is_scalar else inputs.edge_class_weight
+    u = None if u is None else u.to(n)
+    e = divisors[1] if is_scalar else weigh(divisors[1:], u).sum()
+    if normalizer is not None:
+        check_normalizer(evaluation, inputs, options, normalizer)
+    edge = edge_term(other_side, same_side, options)
+    t = ratio(edge, n)
+    focused, slope = focus(t, options, 2 if inputs.tables > 1 or n.shape[1] == 2 else n.shape[1])
+    by_class = weigh(n, u)
+    if options.reduction != "mean":
+        w, e = torch.ones_like(w), torch.ones_like(e)
+    of_regions = torch.zeros_like(w) if regions is None else torch.dot(regions.value, regions.weight)
+    ce, focused_sum = sums[SumRow.CROSS_ENTROPY], weigh(focused, by_class).sum()
+    terms = (options.ce_weight, ratio(ce, w)), (options.edge_weight, ratio(focused_sum, e))
+    loss = _combine(*terms, (options.region_weight, ratio(of_regions, w)))
+    raw = [ratio(weigh(values, u).sum(), e) for values in (same_side, other_side, edge)]
+    fraction = ratio(sums[SumRow.EDGES], sums[SumRow.VALID])
+    figures = [ratio(ce, w), *raw, ratio(of_regions, w), fraction, ratio(focused_sum, e)]
+    values = torch.stack([*figures, ratio((slope * by_class).sum(), e)]).detach()
+    return Combined(loss, values, u, t, focused, slope)
+
+
+def balance(n: Tensor) -> Tensor:
+    """Return u ∝ 1 / (n + prior) of the edge pixels n of each class [C], with a mean of 1 over all of them."""
+    total = n.sum()
+    u = ratio(torch.ones_like(n), n + PRIOR * total / len(n))
+    return u * ratio(total, torch.dot(u, n))
+
+
+def focus(t: Tensor, options: Options, classes: int) -> tuple[Tensor, Tensor]:
+    """Return Φ(t) and its slope φ(t) = min(1, ε/ε_0)^γ; only Φ is differentiable."""
+    gamma, scale = options.edge_focus, options.other_side_weight + options.same_side_weight
+    if not gamma or not scale:
+        return t, torch.ones_like(t)
+    t_0 = uniform_edge_term(classes, options)
+
+    def slope(s: Tensor) -> Tensor:
+        return (torch.expm1(-s / scale) / math.expm1(-t_0 / scale)).clamp(max=1.0) ** gamma
+
+    # By quadrature up to t_0, and linear beyond. Of t = 0 the power may have an infinite slope, which is not to be
+    # multiplied by 0.
+    is_linear, is_zero = t > t_0, t <= 0
+    inner = torch.where(is_linear | is_zero, t_0, t)
+    nodes, weights = (torch.tensor(x, dtype=t.dtype, device=t.device) for x in focus_nodes(gamma))
+    area = inner * (slope(inner[..., None] * nodes) * weights).sum(-1)
+    value = torch.where(is_zero, 0.0, area + torch.where(is_linear, t - t_0, 0.0))
+    return value, slope(t.detach().clamp(min=0.0))
+
+
+@lru_cache(maxsize=64)
+def focus_nodes(gamma: float) -> tuple[list[float], list[float]]:
+    """Return x_j and w_j with Φ(t) = t Σ_j w_j φ(t x_j) for t ≤ t_0.
+
+    These are the nodes of the Gauss-Jacobi quadrature with the weight x^γ on [0, 1], by its three-term recurrence
+    (Golub and Welsch, 1969), and its weights over x^γ: φ(t x) / x^γ is smooth in x for any γ.
+    """
+    k, at_0 = np.arange(NODES), 2 * np.arange(NODES) + gamma
+    diagonal = np.divide(gamma**2, at_0 * (at_0 + 2), out=np.zeros(NODES), where=at_0 > 0)
+    diagonal[0] = gamma / (gamma + 2)
+    k, at = k[1:], at_0[1:]
+    off = np.sqrt(4 * k**2 * (k + gamma) ** 2 / (at**2 * (at + 1) * (at - 1)))
+    places, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off, 1) + np.diag(off, -1))
+    x = (1 + places) / 2
+    w = vectors[0] ** 2 / (gamma + 1) / x**gamma
+    return x.tolist(), w.tolist()
+
+
+# torch.compile uses the numbers as constants, and does not trace NumPy.
+focus_nodes._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def uniform_edge_term(classes: int, options: Options) -> float:
+    """Return t_0, the edge term of a uniform prediction of C ≥ 2 classes."""
+    return edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
+
+
 # ----------------------------------------------------------------------------------------------------- the denominators
+
+
+def shared_normalizer(evaluation: Evaluation, inputs: Inputs, options: Options) -> Tensor | None:
+    """Return the W and n, or W and E, that the loss divides by, in a vector; None for those of the call.
+
+    With ``sync_normalizer`` they are the mean over the ranks: DDP averages the gradients of the ranks, and Σ / (global
+    denominator / world size) gives that of the whole batch. Without a gradient there is nothing to average, and no rank
+    waits for others.
+    """
+    is_shared = options.sync_normalizer and options.reduction != "sum" and torch.is_grad_enabled()
+    is_shared = is_shared and dist.is_available() and dist.is_initialized()
+    if inputs.normalizer is None and not is_shared:
+        return None
+    sums, edge_sums = evaluation.sums, evaluation.edge_sums
+    own = sums[SumRow.WEIGHT], edge_sums[EdgeRow.WEIGHT].sum(0)
+    w, n = own if inputs.normalizer is None else inputs.normalizer
+    total = torch.cat([w.view(1), n.view(-1)]).to(sums)
+    if is_shared:
+        total = total.detach().clone()
+        dist.all_reduce(total)
+        total = total / dist.get_world_size()
+    return total
+
+
+def check_normalizer(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer: Tensor) -> None:
+    """Raise an error where a user-supplied denominator of a term is 0 and that of the call is not."""
+    w, n = normalizer[0], normalizer[1:]
+    if torch.compiler.is_compiling() or type(w) is not Tensor or inputs.normalizer is None:
+        return
+    if options.reduction != "mean" or options.validate == "never" or not may_read(w, options.validate):
+        return
+    expected = (
+        "normalizer: expected that of all labels of the step, but got {} = 0 for a call with {}; pass the sums of"
+    )
+    expected += " functional.normalizers over the calls of the step"
+    if options.ce_weight or options.region_weight:
+        check_that((w > 0) | (evaluation.sums[SumRow.WEIGHT] == 0), expected.format("W", "valid pixels"))
+    if options.edge_weight:
+        u = inputs.edge_class_weight
+        own = weigh(evaluation.edge_sums[EdgeRow.WEIGHT].sum(0), u if u is None else u.to(n)).sum()
+        given = weigh(n, u if u is None else u.to(n)).sum() if len(n) > 1 else n[0]
+        check_that((given > 0) | (own == 0), expected.format("n", "edges"))
 
 
 def places_of_labels(y: Tensor, tables: int) -> Tensor:
@@ -149,23 +322,6 @@ def places_of_labels(y: Tensor, tables: int) -> Tensor:
         return y
     table = torch.arange(y.shape[0], device=y.device) % tables  # len() would fix the size of an exported batch
     return y + 2 * table.view(-1, *[1] * (y.dim() - 1))
-
-
-def edge_pixel_weight(inputs: Inputs, y: Tensor, edge_mask: Tensor) -> Tensor | None:
-    """Return v · u of the edge pixels, [B, *S]; None where both are 1."""
-    u, v = inputs.edge_class_weight, inputs.pixel_weight
-    if u is None:
-        return v
-    u = u[torch.where(edge_mask, places_of_labels(y, inputs.tables), 0)]
-    return u if v is None else u * v
-
-
-def denominators(
-    inputs: Inputs, y: Tensor, valid: Tensor, edge_mask: Tensor, vu: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each."""
-    e, wide = edge_mask if vu is None else torch.where(edge_mask, vu, 0.0), widest(y.device)
-    return weights_of_pixels(inputs, y, valid).sum(dtype=wide), e.sum(dtype=wide)
 
 
 def weights_of_pixels(inputs: Inputs, y: Tensor, valid: Tensor) -> Tensor:
@@ -178,202 +334,35 @@ def weights_of_pixels(inputs: Inputs, y: Tensor, valid: Tensor) -> Tensor:
     return w if w is valid else torch.where(valid, w, 0.0)
 
 
-def is_shared(options: Options) -> bool:
-    """Return whether the ranks of ``torch.distributed`` add up their denominators and counts."""
-    return options.sync_normalizer and dist.is_available() and dist.is_initialized()
-
-
-def shared_denominators(rows: Scalars, like: Tensor, inputs: Inputs, options: Options) -> Scalars:
-    """Return the W and E that the loss divides by: of the batch, the user's, or the mean over the ranks.
-
-    ``rows`` are the sums of an :class:`Evaluation`, and ``like`` is the tensor of them.
-    """
-    both = rows[DENOMINATOR_ROWS] if inputs.normalizer is None else [scalar(value) for value in inputs.normalizer]
-    if options.reduction == "sum":
-        return [torch.ones_like(value) if isinstance(value, Tensor) else 1.0 for value in both]
-    # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
-    return scalars(_over_ranks(both, like) / dist.get_world_size()) if is_shared(options) else both
-
-
-def _over_ranks(values: Scalars, like: Tensor) -> Tensor:
-    total = vector(values, like)
-    dist.all_reduce(total)
-    return total
-
-
-# ------------------------------------------------------------------------------------------- the balance of the classes
-
-
-def count_edge_pixels(inputs: Inputs, y: Tensor, edge_mask: Tensor) -> Tensor:
-    """Return the number of edge pixels of each class, [C] int64, without waiting for the device.
-
-    Of a multilabel call, those of labels 0 and 1 of each class, [C, 2].
-    """
-    counts = torch.zeros(max(2, inputs.logits.shape[1]) * inputs.tables, dtype=torch.int64, device=y.device)
-    place = torch.where(edge_mask, places_of_labels(y, inputs.tables), 0)
-    counts.index_add_(0, place.flatten(), edge_mask.flatten().long())
-    return counts if inputs.multilabel_classes is None else counts.view(-1, 2)
-
-
-def balanced_weight(counts: Tensor, *, exponent: float = 1.0, steps: Tensor | None = None) -> Tensor:
-    """Return u_c ∝ 1 / (n_c + prior)^exponent of counts n, float32, 1 for a class without edge pixels.
-
-    The mean weight over all counted pixels is 1. With ``steps``, the number of steps that counted, 0-d, the prior is
-    one more that showed every class equally often, so it does not depend on the size of the images; else it is 0.
-    """
-    if _are_at_hand(counts):  # one operation of torch on a few numbers takes as long as all of this
-        n = counts.flatten().tolist()
-        total = sum(n)
-        prior = 0.0 if steps is None else total / (max(1, steps.item()) * max(1, len(n)))
-        weight = [(k + prior) ** -exponent if k else 0.0 for k in n]
-        scale = total / (sum(map(operator.mul, n, weight)) or 1.0)
-        return torch.from_numpy(np.array([scale * w or 1.0 for w in weight], np.float32).reshape(counts.shape))
-    seen, wide = counts > 0, counts.to(widest(counts.device))
-    smooth = wide if steps is None else wide + wide.sum() / (steps.clamp(min=1) * max(1, counts.numel()))
-    balanced = torch.where(seen, smooth, 1.0).pow_(-exponent)
-    balanced *= wide.sum() / torch.dot(wide.flatten(), balanced.flatten())
-    return balanced.masked_fill_(~seen, 1.0).float()
-
-
-# ----------------------------------------------------------------------------------------------- edges that are learned
-
-
-class EdgeSum(IntEnum):
-    """The places of what ``edge_focus`` keeps, in a vector."""
-
-    ERROR = 0  # Σ_E v · u · edge of the step under way
-    UNIFORM = 1  # what it is for a uniform prediction
-    WEIGHT = 2  # (other_side_weight + same_side_weight) Σ_E v · u
-    MEAN_ERROR = 3  # the average of e over the steps before, 1 if there is none
-    STEPS = 4  # t, the number of these steps
-
-
-ERRORS = slice(EdgeSum.ERROR, EdgeSum.UNIFORM + 1)
-OF_STEP = slice(EdgeSum.ERROR, EdgeSum.WEIGHT + 1)
-LONGEST_MEAN = 100  # steps
-
-
-def new_edge_sums() -> Tensor:
-    """Return what ``edge_focus`` keeps before the first step, a place for each :class:`EdgeSum`."""
-    return torch.eye(len(EdgeSum), dtype=torch.float64)[EdgeSum.MEAN_ERROR].clone()
-
-
-def edge_sums_of_0_2(running: Tensor) -> Tensor:
-    """Return the sums that replace those of a state of version 0.2, [3], which decayed by 0.99 per step."""
-    mean, steps = fold_step(torch.cat([running, new_edge_sums().to(running)[EdgeSum.MEAN_ERROR :]]))
-    return vector([0.0, 0.0, 0.0, mean, steps * LONGEST_MEAN], running)
-
-
-def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Scalars:
-    """Return what a call adds to the sums of its step, the places ``OF_STEP``; also that of the other ranks."""
-    _, same_side, other_side, _, e, *_ = scalars(sums)
-    uniform, weight = uniform_edge_term(classes, options), options.other_side_weight + options.same_side_weight
-    added = [edge_term(other_side, same_side, options), e * uniform, e * weight]
-    return scalars(_over_ranks(added, sums)) if is_shared(options) else added
-
-
-def uniform_edge_term(classes: int, options: Options) -> float:
-    """Return what an edge pixel adds for a uniform prediction of C ≥ 2 classes."""
-    return edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
-
-
-def fold_step(edge_sums: Tensor) -> Scalars:
-    """Return the places from ``MEAN_ERROR`` after the step under way, whose error has become a part of the average.
-
-    A step without an edge changes nothing, nor does one whose edge terms are not finite: the optimizer skips it.
-    """
-    error, uniform, weight, mean, steps = scalars(edge_sums)
-    is_found = (error < math.inf) & (weight > 0)  # not for nan
-    # A mean of logarithms may round to less than 0.
-    if not isinstance(mean, Tensor):
-        if is_found:
-            steps += 1.0
-            found = math.expm1(-error / weight) / math.expm1(-uniform / weight)
-            rate = max(1 / steps, 1 / LONGEST_MEAN)
-            mean = (1 - rate) * mean + rate * min(max(found, 0.0), 1.0)
-        return mean, steps
-    wrong, wrong_of_uniform = (edge_sums[ERRORS] / -weight).expm1_().unbind()
-    steps = steps + is_found
-    rate = torch.where(is_found, (1 / steps).clamp(min=1 / LONGEST_MEAN), 0.0)
-    share = torch.where(is_found, wrong / wrong_of_uniform, 0.0).clamp(0, 1)
-    return (1 - rate) * mean + rate * share, steps
-
-
-def edge_focus_scale(mean_error: Tensor | float, focus: float) -> Tensor | float:
-    """Return f, the average error to the power of γ = ``focus``, 0-d."""
-    scale: Tensor | float = mean_error**focus
-    return _keep(scale) if isinstance(scale, Tensor) and torch.compiler.is_compiling() else scale
-
-
-@torch.library.custom_op("edgeloss::keep", mutates_args=())
-def _keep(values: Tensor) -> Tensor:
-    """Copy values that the backward pass is not to compute again: the state they come from has changed by then."""
-    return values.clone()
-
-
-_keep.register_fake(torch.empty_like)
-
-
-# ---------------------------------------------------------------------------------------------------- the terms as sums
-
-
-def term_totals(rows: Scalars, regions: Regions | None) -> Scalars:
-    """Return the sum of each term over the batch, before its weight, in the order of ``Options.term_weights``."""
-    if regions is None:
-        return *rows[TERM_ROWS], 0.0
-    of_regions = torch.dot(regions.value, regions.weight)
-    return *rows[TERM_ROWS], of_regions if isinstance(rows[0], Tensor) else scalar(of_regions)
-
-
-def term_factors(denominators: Scalars, options: Options, edge_scale: Tensor | float | None) -> Scalars:
-    """Return the factor of each term in the loss: its weight over its denominator, W or E; 0 over nothing."""
-    per_w, per_e = (ratio(1.0, value) for value in denominators)
-    per_e = per_e if edge_scale is None else per_e * edge_scale
-    weights = options.term_weights().values()
-    return [weight * per for weight, per in zip(weights, (per_w, per_e, per_e, per_w), strict=True)]
-
-
-def weighted_sum(totals: Scalars, factors: Scalars, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of the totals times their factors, 0-d; without those of factor 0, which may be infinite."""
-    if not isinstance(totals[0], Tensor):
-        loss = sum(total * factor for total, factor in zip(totals, factors, strict=True) if factor)
-        return torch.full((), loss, dtype=dtype)
-    of_terms = vector(factors, like)
-    return torch.dot(vector(totals, like).masked_fill(of_terms == 0, 0.0), of_terms).to(dtype)
-
-
-def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: Options) -> dict[str, Any]:
-    """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``."""
-    w, e = denominators
-    cross_entropy, same_side, other_side, region = (ratio(*pair) for pair in zip(totals, (w, e, e, w), strict=True))
-    return {
-        "cross_entropy": cross_entropy,
-        "same_side": same_side,
-        "other_side": other_side,
-        "edge": edge_term(other_side, same_side, options),
-        "region": region,
-        "edge_fraction": ratio(rows[SumRow.EDGES], rows[SumRow.VALID]),
-    }
-
-
 # ---------------------------------------------------------------------------------------------------- the terms as maps
 
 
 def total_map(
-    maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
+    maps: LossMaps, regions: Regions | None, inputs: Inputs, options: Options, combined: Combined
 ) -> tuple[Tensor, Tensor | None]:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S], and R's factor."""
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge · Φ(t)/t), and R's factor."""
     (y, valid), v, of_region = inputs.labels(), inputs.pixel_weight, None
-    vu = edge_pixel_weight(inputs, y, valid)
-    off_edges, edge = _combine((options.ce_weight, maps.cross_entropy)), _combine((options.edge_weight, maps.edge))
-    edge = edge if edge_scale is None else edge * edge_scale
-    off_edges = weigh(off_edges, v)
+    total = weigh(_combine((options.ce_weight, maps.cross_entropy)), v)
     if regions is not None:
         real = result_dtype(inputs.logits)
         of_image = regions.value.to(real).repeat_interleave(inputs.tables).view(-1, *[1] * (y.dim() - 1))
         of_region = options.region_weight * weights_of_pixels(inputs, y, valid).to(real)
-        off_edges = off_edges + of_image * of_region
-    return off_edges + weigh(edge, vu), of_region
+        total = total + of_image * of_region
+    per_edge = weigh(mean_slope(combined), combined.u)
+    edge = _combine((options.edge_weight, maps.edge))
+    return total + weigh(at_pixels(per_edge.to(edge), inputs.tables, y, maps.edge_mask) * edge, v), of_region
+
+
+def mean_slope(combined: Combined) -> Tensor:
+    """Return Φ(t)/t, by which the map of the loss adds up to its sum; φ where t is 0."""
+    return torch.where(combined.t > 0, ratio(combined.focused, combined.t), combined.slope)
+
+
+def at_pixels(values: Tensor, tables: int, y: Tensor, mask: Tensor) -> Tensor:
+    """Return values of each image and class, [B, C], at the pixels of a mask by their labels [B, *S]; 0 elsewhere."""
+    of_images = values.unflatten(1, (tables, values.shape[1] // tables)).flatten(0, 1)
+    found = of_images.gather(1, torch.where(mask, y, 0).flatten(1)).view_as(y)
+    return torch.where(mask, found, 0.0)
 
 
 def weigh(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -395,43 +384,6 @@ def _combine(*terms: tuple[float, Number]) -> Number:
     return value.masked_fill(torch.ones_like(value, dtype=torch.bool), 0.0) if isinstance(value, Tensor) else 0.0
 
 
-# ------------------------------------------------------------------------------------------------------ a few numbers
-
-
-def scalars(values: Tensor) -> Scalars:
-    """Return the elements of a vector, without gradients, as floats if they are at hand."""
-    return values.tolist() if _are_at_hand(values) else values.detach().unbind()
-
-
-def scalar(value: Tensor) -> Tensor | float:
-    """Return a 0-d tensor as a float if it is at hand, else in the widest dtype of its device."""
-    return value.item() if _are_at_hand(value) else value.to(widest(value.device))
-
-
-def _are_at_hand(values: Tensor) -> bool:
-    """Return whether values can be read without waiting for a device, and in no graph, which records tensors only."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return False
-    return type(values) is Tensor and values.is_cpu  # a subclass may have no values
-
-
-def vector(values: Scalars, like: Tensor) -> Tensor:
-    """Return scalars as a vector again: floats as float64, others with the dtype of a tensor, on its device."""
-    if not any(isinstance(value, Tensor) for value in values):
-        return torch.from_numpy(np.array(values, np.float64))  # in less than half the time of torch.tensor
-    return torch.stack([x if isinstance(x, Tensor) else like.new_full((), x) for x in values])
-
-
-def write(values: Scalars, into: Tensor) -> None:
-    """Replace the elements of a vector, in place, for CUDA graphs."""
-    if _are_at_hand(into):
-        into.numpy()[:] = values  # in a third of the time of a copy
-    else:
-        into.copy_(vector(values, into))
-
-
-def ratio(part: Tensor | float, whole: Tensor | float) -> Any:  # noqa: ANN401
+def ratio(part: Tensor, whole: Tensor) -> Tensor:
     """Return a part of a whole, 0 of nothing."""
-    if isinstance(whole, Tensor):
-        return torch.where(whole > 0, part / whole, 0.0)
-    return part / whole if whole > 0 else 0.0
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1.0), 0.0)

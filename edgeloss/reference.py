@@ -15,12 +15,9 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
 
     edge_i = other_side_weight · O_i + same_side_weight · S_i
-    loss = λ_CE · Σ CE / W + Σ_E u (λ_O O + λ_S S) / Σ_E u + λ_R · R
-    W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
-where λ are the weights of the terms, ``Options.term_weights``, and R is the mean of the region terms of the images,
-weighted as their pixels are in W. The terms are computed here, R in :mod:`edgeloss.region`; :mod:`edgeloss.reduction`
-sums them.
+The terms and their sums over the pixels of an image and a class are computed here, the region term in
+:mod:`edgeloss.region`; :mod:`edgeloss.reduction` makes the loss of the sums.
 
 Nothing is computed outside its own set and masked afterwards, since 0 · inf is nan in the backward pass. There is no
 epsilon: each logarithm is computed in the form that is exact where it is read. Everything is twice differentiable and
@@ -46,15 +43,7 @@ from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import NO_POWER as NO_POWER
 from edgeloss.options import Options
 from edgeloss.parts import by_parts, of_rows
-from edgeloss.reduction import (
-    Evaluation,
-    count_edge_pixels,
-    denominators,
-    edge_pixel_weight,
-    edge_term,
-    places_of_labels,
-    weigh,
-)
+from edgeloss.reduction import Evaluation, edge_term, places_of_labels, weigh, weights_of_pixels
 from edgeloss.reduction import LossMaps as LossMaps
 
 
@@ -64,7 +53,6 @@ def evaluate(
     *,
     edges: bool,
     maps: bool,
-    count_edges: bool = False,
     by_kernels: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> Evaluation:
     """Return everything of the loss but its reduction. Labels that are no class count as ignored.
@@ -74,26 +62,26 @@ def evaluate(
     """
     y, valid = inputs.labels()
     x, v = readable_logits(inputs.logits, valid), inputs.pixel_weight
-    radius, power = clipped(inputs.radius, y.shape), options.power
+    radius, power, classes = clipped(inputs.radius, y.shape), options.power, max(2, inputs.logits.shape[1])
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
-    vu = edge_pixel_weight(inputs, y, mask)
     distance, log_w = neighbor_weights(inputs, y, valid, mask, options.decay, everywhere=maps)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
         sides = (by_kernels or edge_terms)(x, y, valid, mask, log_w, radius, power)
-        of_edges = torch.stack([weighted_total(side, vu) for side in sides])
+        of_edges = torch.stack([sums_by_class(weigh(side, v), y, mask, classes) for side in sides])
     else:
-        of_edges = edge_sums(x, y, valid, mask, log_w, vu, radius)
-    w, e = denominators(inputs, y, valid, mask, vu)
-    counted = [w, e, *(pixels.sum(dtype=w.dtype) for pixels in (valid, mask))]
-    sums = torch.cat([weighted_total(cross_entropy, v)[None], of_edges, torch.stack(counted)])
-    counts = count_edge_pixels(inputs, y, mask) if count_edges else None
+        of_edges = edge_sums(x, y, valid, mask, log_w, v, radius)
+    n = sums_by_class(mask if v is None else v, y, mask, classes)
+    w = weights_of_pixels(inputs, y, valid).sum(dtype=n.dtype)
+    counted = [w, *(pixels.sum(dtype=n.dtype) for pixels in (valid, mask))]
+    sums = torch.stack([weighted_total(cross_entropy, v), *counted])
+    found = torch.cat([n[None], of_edges]).unflatten(1, (y.shape[0] // inputs.tables, inputs.tables)).flatten(2)
     if not maps:
-        return Evaluation(sums, None, counts)
+        return Evaluation(sums, found, None)
     shown = None if distance is None else distance.to(x.dtype, copy=True)
     same_side, other_side = sides
     edge = edge_term(other_side, same_side, options)
-    return Evaluation(sums, LossMaps(cross_entropy, same_side, other_side, edge, mask, shown), counts)
+    return Evaluation(sums, found, LossMaps(cross_entropy, same_side, other_side, edge, mask, shown))
 
 
 def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -197,27 +185,45 @@ def edge_terms(
     return same_side, other_side
 
 
-@opaque_to_compilers(lambda x, y, *_: x.new_empty(2, dtype=widest(y.device)))
+def sums_by_class(values: Tensor, y: Tensor, mask: Tensor, classes: int) -> Tensor:
+    """Return the sums of a map over the pixels of a mask, by image and class, [B, C]."""
+    wide = widest(y.device)
+    place = torch.where(mask, y, 0) + _first_of_images(y, classes)
+    chosen = torch.where(mask, values, 0).to(wide).flatten()
+    sums = torch.zeros(y.shape[0] * classes, dtype=wide, device=y.device)
+    return sums.index_add(0, place.flatten(), chosen).view(y.shape[0], classes)
+
+
+def _first_of_images(y: Tensor, classes: int) -> Tensor:
+    """Return the place of class 0 of each image in a table [B, C], [B, 1, ...]."""
+    images = torch.arange(y.shape[0], device=y.device)  # len() would fix the size of an exported batch
+    return (images * classes).view(-1, *[1] * (y.dim() - 1))
+
+
+@opaque_to_compilers(lambda x, y, *_: x.new_empty((2, *x.shape[:2]), dtype=widest(y.device)))
 def edge_sums(
     x: Tensor,
     y: Tensor,
     valid: Tensor,
     mask: Tensor,
     log_w: Tensor | None,
-    vu: Tensor | None,
+    v: Tensor | None,
     radius: Sequence[int],
 ) -> Tensor:
-    """Return Σ_E v u S and Σ_E v u O with power 0, [2]; vu is [B, *S], or None for ones."""
-    weights = weigh_neighbors(y, valid, mask, log_w, vu, radius, x.shape[1])
+    """Return Σ v S and Σ v O with power 0, by image and class of the edge pixels, [2, B, C]; v is None for ones."""
+    classes, pixels = x.shape[1], y[0].numel() if len(y) else 1
+    weights = weigh_neighbors(y, valid, mask, log_w, v, radius, classes)
     same_side = weights.same_side.flatten()
     own = same_side.nonzero().squeeze(1)
-    margin = margins(x, torch.cat([own, weights.pixel]), torch.cat([y.flatten()[own], weights.other_class]))
+    of_classes = y.flatten()[own], weights.other_class
+    margin = margins(x, torch.cat([own, weights.pixel]), torch.cat(of_classes))
     of_own, of_other = torch.split(margin, [len(own), len(weights.pixel)])
-    sums = [
-        torch.dot(weight, -F.logsigmoid(m).to(weight.dtype))
-        for weight, m in ((same_side[own], of_own), (weights.other_side, -of_other))
-    ]
-    return torch.stack(sums)
+    sums = []
+    sides = (own, of_own, same_side[own]), (weights.pixel, -of_other, weights.other_side)
+    for (pixel, m, weight), k in zip(sides, of_classes, strict=True):
+        table = weight.new_zeros(len(y) * classes)
+        sums.append(table.index_add(0, pixel // pixels * classes + k, weight * -F.logsigmoid(m).to(weight.dtype)))
+    return torch.stack(sums).view(2, len(y), classes)
 
 
 class Pairs(NamedTuple):

@@ -14,8 +14,13 @@ With h(A) = ½ (log det A - d log a) and Σ_zz = ZZᵀ + aI,
     U = h(Σ_zz - ZQᵀ (QQᵀ + a_q I)⁻¹ QZᵀ)                                 what of it the prediction leaves open
     f = h(2aI - a² Σ_zz⁻¹) = h(2ZZᵀ + aI) - H                             what the labels themselves leave open
 
-and the term of the class is (U - f) / (H - f). The term of an image is the mean over its classes that have one; of two
-classes, or one logit, class 1 alone has one. It is 0 for an image without any, such as one of a single class.
+and ν = max(0, (U - f) / (H - f)) is the share that a linear map of the prediction does not explain. A linear map does
+not see a sign: with the contrast of the prediction in the direction of the labels,
+
+    σ = clamp(tr ZQᵀ / (0.05 tr ZZᵀ), -1, 1)
+
+the term of the class is R = 1 - σ (1 - ν), in 0 ... 2. The term of an image is the mean over its classes that have one;
+of two classes, or one logit, class 1 alone has one. It is 0 for an image without any, such as one of a single class.
 
 U is read off the Cholesky factor of the joint scatter matrix of q and r, whose last d rows are those of the residual:
 
@@ -23,7 +28,7 @@ U is read off the Cholesky factor of the joint scatter matrix of q and r, whose 
     [ RQᵀ - a_q I    RRᵀ + (a + a_q) I ]
 
 Source: after Zhao et al., "Region Mutual Information Loss for Semantic Segmentation", NeurIPS 2019. Softmax
-probabilities, the division by H - f, the noise a_q, volumes and single logits are our own.
+probabilities, the division by H - f, the noise a_q, the sign, volumes and single logits are our own.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ from edgeloss.reference import readable_logits
 POOL = 3  # pixels per axis that are averaged
 SIDE = 3  # averages per axis of a region
 NOISE = 5e-4  # a
+LEAST_CONTRAST = 0.05  # of the prediction along the labels, relative to theirs, where σ is 1
 LEAST_KNOWN = 0.1  # H - f is 0, or at least 0.96 (0.20 in 3-D): docs/loss.md derives it
 
 
@@ -100,13 +106,16 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     is_read = valid & has_term.any(1).to(y.device).view(-1, *[1] * (y.dim() - 1))
     x, r = by_parts(_residual_averages, of_images(len(x), of_image), x, y, is_read)
     joint = by_parts(_joint_scatter, of_images(len(z), of_map), r.to(home).flatten(0, 1), z)[1]
-    # tr QQᵀ - tr ZZᵀ of small r, since the difference of the two has no digits where r is below those of z.
-    excess = -trace(2 * joint[:, :d, d:] + joint[:, d:, d:]) / torch.where(has_term.flatten(), trace(zz), 1.0)
+    # Of small r, since differences of traces have no digits where r is below those of z: tr QQᵀ - tr ZZᵀ, and tr ZQᵀ.
+    qr, rr, contrast = trace(joint[:, :d, d:]), trace(joint[:, d:, d:]), torch.where(has_term.flatten(), trace(zz), 1.0)
+    excess, along = -(2 * qr + rr) / contrast, 1 - (qr + rr) / contrast
     of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
     joint = joint + (1 + excess.relu()).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
     left = entropy(joint, d).view(shape)
-    share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, scale, 1.0), 0.0)
-    total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))
+    unexplained = ((left + known - doubled) / torch.where(has_term, scale, 1.0)).clamp(min=0.0)
+    sign = (along / LEAST_CONTRAST).clamp(-1.0, 1.0).view(shape)
+    of_class = torch.where(has_term, 1 - sign * (1 - unexplained), 0.0)
+    total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (of_class, has_term))
     return x, (total / terms.clamp(min=1)).to(y.device, wide)
 
 

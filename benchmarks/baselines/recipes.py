@@ -25,7 +25,9 @@ from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
+from edgeloss.inputs import BALANCED
+from edgeloss.reduction import PRIOR
 
 Options = dict[str, Any]
 
@@ -101,7 +103,7 @@ def _soft(map_of: Callable[..., Tensor], logits: Tensor, target: Tensor, given: 
 def _ours(logits: Tensor, target: Tensor, given: Given, **options: Any) -> Tensor:  # noqa: ANN401
     """Compute EdgeAwareLoss as a function, without a region term."""
     common = {"ignore_index": given.ignore_index, "edge_class_weight": given.edge_class_weight}
-    return edge_aware_loss(logits, target, **common, **options)
+    return edge_aware_loss(logits, target, **common, **_ALONE, **options)
 
 
 def _batch_balanced(logits: Tensor, target: Tensor, given: Given, edge_weight: float) -> Tensor:
@@ -140,36 +142,42 @@ def _plus(
 
 
 class Module(nn.Module):
-    """Compute EdgeAwareLoss as a module, whose statistics run over the steps; by default ``EdgeAwareLoss()``.
+    """Compute EdgeAwareLoss as a module; by default ``EdgeAwareLoss()``.
 
     It also accepts logits of lower resolution than the labels.
 
     Args:
         ignore_index: the ignored label.
-        running: 1 for ``edge_class_weight="running"``, 0 for equal weights.
+        edge_class_weight: that of EdgeAwareLoss.
+        prior: of the balance of the batch, as a share of the mean number of edge pixels of a class.
         dice: weight of a Dice term in addition.
         options: of EdgeAwareLoss.
     """
 
-    def __init__(self, *, ignore_index: int, running: int, dice: float, **options: float) -> None:
+    def __init__(
+        self, *, ignore_index: int, edge_class_weight: Tensor | str | None, prior: float, dice: float, **options: float
+    ) -> None:
         """Create the loss."""
         super().__init__()
-        self.dice = dice
-        options |= {"edge_class_weight": "running" if running else None, "ignore_index": ignore_index}
+        self.dice, self.prior = dice, prior
+        options |= {"edge_class_weight": edge_class_weight, "ignore_index": ignore_index}
         self.criterion = EdgeAwareLoss(upsample=True, **options)
-
-    @property
-    def current_edge_weight(self) -> float:
-        """The weight of the edge terms in the next step."""
-        return float(self.criterion.current_edge_weight)
 
     def forward(self, logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
         """Compute the loss."""
+        if self.prior != PRIOR:
+            self.criterion.edge_class_weight = self._balance(target, logits.shape[1])
         loss: Tensor = self.criterion(logits, target)
         if self.dice:
             whole = at_size(logits, target.shape[1:])
             loss = loss + self.dice * regions.dice(whole, target, ignore_index=self.criterion.ignore_index)
         return loss
+
+    def _balance(self, target: Tensor, classes: int) -> Tensor:
+        """Return the class weights of the batch with another prior."""
+        n = normalizers(target, classes, ignore_index=self.criterion.ignore_index)[1]
+        u = 1 / (n + self.prior * n.mean()).clamp(min=1e-9)
+        return (u * n.sum() / torch.dot(u, n).clamp(min=1e-9)).float()
 
 
 class Recipe(NamedTuple):
@@ -197,9 +205,12 @@ class Recipe(NamedTuple):
 _BALANCE: Options = {"class_balance": 0.0}
 _EDGES: Options = {"edge_weight": 1.0, "other_side_weight": 1.0, "same_side_weight": 1.0}
 _OURS = _EDGES | {"radius": 1, "power": 0.0, "decay": None} | _BALANCE
+_ALONE: Options = {"edge_focus": 0.0, "region_weight": 0.0}  # the cross-entropy and the edge terms
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
 _OF_MODULE = {name: _DEFAULTS[name] for name in ("edge_weight", "edge_focus", "region_weight")}
-_OF_EARLIER: Options = {"version": 0.0, "old_focus": 0}  # 0.2; 1: only the weight of the edge terms is that of 0.2
+# What the loss was in 0.2 and 0.3: a function of the steps before. ``running`` 0 was ``edge_class_weight=None``, and with
+# ``old_focus`` 1 only the weight of the edge terms is that of 0.2.
+_OF_EARLIER: Options = {"version": 0.0, "old_focus": 0, "running": 1}
 _WEIGHT: Options = {"weight": 1.0}
 
 RECIPES = {
@@ -213,7 +224,12 @@ RECIPES = {
     "relaxed": Recipe("CE with relaxed labels", partial(_soft, relaxed_cross_entropy), k=0.0),
     "svls": Recipe("CE with SVLS", partial(_soft, smoothed_cross_entropy), {"sigma": 1.0}, k=0.0),
     "ours": Recipe("edgeloss", _ours, _OURS),
-    "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}, earlier=_OF_EARLIER),
+    "module": Recipe(
+        "EdgeAwareLoss()",
+        Module,
+        _OF_MODULE | {"class_balance": 0.0, "prior": PRIOR, "dice": 0.0},
+        earlier=_OF_EARLIER,
+    ),
     "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
     "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1} | _BALANCE),
     "relational": Recipe("CE + relational", _plus(relational), {"weight": 0.5, "agree": 0.1}, k=0.0),
@@ -302,8 +318,11 @@ def make(
     recipe, options = RECIPES[name], completed(name, options)
     if earlier := options.keys() & recipe.earlier.keys():
         raise ValueError(f"options of {name}: expected none of an earlier version, but got {sorted(earlier)}")
-    if isinstance(recipe.loss, type):  # it has state
-        return recipe.loss(ignore_index=ignore_index, **options).to(device)
+    if isinstance(recipe.loss, type):
+        balance, weight = options.pop("class_balance"), BALANCED
+        if balance:
+            weight = balanced_edge_class_weight(targets, num_classes, exponent=balance, ignore_index=ignore_index)
+        return recipe.loss(ignore_index=ignore_index, edge_class_weight=weight, **options).to(device)
     balance, k, balanced, counted = options.pop("class_balance", 0.0), options.pop("k", 0.0), None, None
     if balance and recipe.count:
         targets = list(targets)  # for two passes

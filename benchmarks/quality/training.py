@@ -105,8 +105,6 @@ class Training:
             is_last = self.epoch == self.run.epochs
             if self.epoch % self.place.score_every == 0 or is_last:
                 about = {"epoch": self.epoch, "loss": round(loss, 6), "seconds": round(seconds, 1)}
-                if isinstance(self.criterion, Module):
-                    about["edge_weight"] = round(self.criterion.current_edge_weight, 6)
                 data = len(self.classes), self.void, self.place.device
                 chosen = METRICS if is_last else SHOWN  # those of the curves only
                 metrics = evaluate(self.model, self.evaluated, *data, metrics=chosen, thin=self.thin)

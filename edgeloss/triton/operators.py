@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss.arguments import EdgeLossInputs, Numbers, is_evenly_spaced, new_outputs
+from edgeloss.arguments import EdgeLossInputs, Numbers, new_outputs
 from edgeloss.inputs import result_dtype
 from edgeloss.region import averages_of, has_regions
 
@@ -41,12 +41,6 @@ STATE = Maps._fields[: Maps._fields.index("same")]  # what forward leaves to bac
 def maps_of_image(classes: int) -> int:
     """Return M, the number of maps of averages of an image: of two classes, the second alone has one."""
     return classes if classes > 2 else 1
-
-
-def new_gradient(logits: Tensor) -> Tensor:
-    """Return a new tensor for the gradient of logits, with pixels that are evenly spaced in memory."""
-    gradient = torch.empty_like(logits)
-    return gradient if is_evenly_spaced(gradient) else torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
 def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
@@ -105,18 +99,27 @@ def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
 
 
 NAMESPACE = "edgeloss_triton"
+# That of csrc/library.cpp.
+REDUCE_SCHEMA = (
+    "(Tensor sums, Tensor edge_sums, Tensor region, Tensor region_weight, Tensor? edge_class_weight, Tensor? normalizer,"
+    " int tables, bool balanced, bool mean, bool wide, float ce_weight, float edge_weight, float other_side_weight, float"
+    " same_side_weight, float region_weight_of_loss, float edge_focus, float[] nodes, float[] node_weights) -> (Tensor"
+    " loss, Tensor slopes, Tensor values)"
+)
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
-_WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight"
+_WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
 _STATE = ", ".join(f"Tensor {name}" for name in STATE)
 _LIBRARY.define(
-    f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, Tensor? distance, int[] integers, float[] reals) -> (Tensor"
-    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, Tensor maps, {_STATE})"
+    f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, int[] integers, float[] reals) -> (Tensor sums, Tensor"
+    f" edge_sums, Tensor region, Tensor region_weight, Tensor maps, {_STATE})"
 )
 _LIBRARY.define(
-    f"edge_loss_backward(Tensor of_terms, Tensor? of_region, Tensor logits, {_WEIGHTS}, Tensor? distance,"
-    f" {_STATE}, int[] integers, float[] reals) -> Tensor"
+    f"edge_loss_backward(Tensor? grad, Tensor slopes, Tensor? edge_pixel_weight, Tensor logits, {_WEIGHTS}, {_STATE},"
+    " int[] integers, float[] reals) -> Tensor"
 )
+_LIBRARY.define(f"reduce{REDUCE_SCHEMA}")
 for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
     _LIBRARY.impl("edge_loss", partial(_kernels, "forward"), _device)
     _LIBRARY.impl("edge_loss_backward", partial(_kernels, "backward"), _device)
+    _LIBRARY.impl("reduce", partial(_kernels, "reduce"), _device)
 operators = getattr(torch.ops, NAMESPACE)

@@ -142,6 +142,7 @@ def make_case(row: Row, rng: Rng | None = None) -> Case:
     options["pixel_weight"] = tensor(of_images, 10.0 ** rng.uniform(-2, 2)) if row["pixel_weight"] else None
     has_field = row["decay"] and row["distance"]
     options["decay"] = row["decay"]
+    options["spacing"] = options["spacing"] if row["decay"] else None  # only decay reads it
     options["distance"] = tensor([*y.shape], row["decay"] * row["distance"]) if has_field else None
     least, most = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
     fits = {torch.uint8: least >= 0, torch.bool: least >= 0 and most <= 1}.get(row["target"], True)

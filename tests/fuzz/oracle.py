@@ -320,8 +320,10 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
     i = make_images(x, y, o, upstream.dtype, trials)
     upstream = np.broadcast_to(upstream, y.shape).ravel()
     given = o["normalizer"] or (i.w.sum(), i.total)
-    totals = (1, 1) if o["reduction"] == "sum" else (given[0], given[1] if np.ndim(given[1]) == 0 else i.total)
-    per_w, per_e = (1 / WIDE(total) if total else WIDE(0) for total in totals)
+    mean_w, mean_e = (
+        1 / WIDE(total) if total else WIDE(0) for total in (given[0], given[1] if np.ndim(given[1]) == 0 else i.total)
+    )
+    per_w, per_e = (1, 1) if o["reduction"] == "sum" else (mean_w, mean_e)
     per = {"cross_entropy": per_w, "region": per_w}
     per |= dict.fromkeys(("same_side", "other_side", "edge", "edge_focused"), per_e)
     factors = {"cross_entropy": o["ce_weight"], "edge_focused": o["edge_weight"], "region": o["region_weight"]}
@@ -341,7 +343,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
     parts["region"] = per_image(i.region) / count * i.w
     loss = sum(factor * parts[name] for name, factor in factors.items())
     terms = {name: tuple(per[name] * values.sum(1)) for name, values in parts.items()}
-    un = i.u * i.n / ((i.u * i.n).sum() or 1)
+    un = i.u * i.n * mean_e  # a mean with any reduction
     terms["edge_focus"] = (un * i.focus.slope).sum(), (un * i.focus.slope_unit).sum()
     gradient, unit, *others = i.gradient(factor_ce, i.edge_factors(factors["edge_focused"] * upstream), of_region)
     return Answer(

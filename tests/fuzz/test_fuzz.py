@@ -45,7 +45,7 @@ def is_found(wrong_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
     ("name", "change"),
     [
         ("radius", lambda radius: [r + 1 for r in radius]),
-        ("spacing", lambda spacing: [1.001 * s for s in spacing]),
+        ("spacing", lambda spacing: spacing and [1.001 * s for s in spacing]),
         ("decay", lambda decay: decay and 1.001 * decay),
         ("power", lambda q: 0.999 * q),
         ("label_smoothing", lambda smoothing: 0.999 * smoothing),

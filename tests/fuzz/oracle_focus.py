@@ -53,7 +53,7 @@ class Focus:
     def of(self, t: Array) -> tuple[Array, Array]:
         """Return φ and ρ of mean edge terms."""
         if not (self.gamma and self.scale):
-            return (np.full(t.shape, WIDE(self.gamma == 0)),) * 2
+            return np.ones(t.shape, WIDE), np.ones(t.shape, WIDE)
         ratio, (rows,) = self.phi(t), np.nonzero(t.ravel())
         some = t.ravel()[rows]
         inside = np.minimum(some, self.uniform)[:, None]

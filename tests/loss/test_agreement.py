@@ -74,7 +74,7 @@ ROWS += [ROWS[4] | IMAGES | {"multilabel": True, "channels": 2}]
 SCALED = MANY | {"size": ((24, 24), (30, 30)), "channels": 5, "dtype": torch.float16, "radius": 1}
 ROWS += [ROWS[0] | SCALED | {"upstream": 65536.0, "power": 0.0, "region_weight": 3.0}]
 EMPTY = itertools.cycle([(0, 5), (4, 0), (0, 0), (0, 3, 3), (2, 0, 3), (2, 3, 0)])
-ROWS += [row | {"size": [(n, n) for n in size]} for row, size in zip(ROWS[::4], EMPTY, strict=False)]
+ROWS += [row | {"size": [(n, n) for n in size], "batch": 2} for row, size in zip(ROWS[::4], EMPTY, strict=False)]
 ROWS += [ROWS[0] | {"channels": n, "labels": "halves", "void": 0.0, "target": torch.bool} for n in (1, 2)]
 # Where loops over pixels take little time.
 SMALL_ROWS = rows(

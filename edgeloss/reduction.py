@@ -201,10 +201,10 @@ def combine(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer
     e = divisors[1] if is_scalar else weigh(divisors[1:], u).sum()
     if normalizer is not None:
         check_normalizer(evaluation, inputs, options, normalizer)
-    edge = edge_term(other_side, same_side, options)
-    t = ratio(edge, n)
+    edge, by_class = edge_term(other_side, same_side, options), weigh(n, u)
+    # Select before any arithmetic: the terms of a class without weight may be infinite.
+    t = ratio(torch.where(by_class > 0, edge, 0.0), n)
     focused, slope = focus(t, options, 2 if inputs.tables > 1 or n.shape[1] == 2 else n.shape[1])
-    by_class = weigh(n, u)
     mean_phi = ratio((slope * by_class).sum(), e)
     if options.reduction == "sum":
         w, e = torch.ones_like(w), torch.ones_like(e)
@@ -354,10 +354,11 @@ def total_map(
         real = result_dtype(inputs.logits)
         of_image = regions.value.to(real).repeat_interleave(inputs.tables).view(-1, *[1] * (y.dim() - 1))
         of_region = options.region_weight * weights_of_pixels(inputs, y, valid).to(real)
-        total = total + of_image * of_region
-    per_edge = weigh(mean_slope(combined), combined.u)
+        total = total + weigh(of_image, of_region)
+    per_edge = weigh(mean_slope(combined), combined.u).to(total)
+    factor = at_pixels(per_edge, inputs.tables, y, maps.edge_mask)
     edge = _combine((options.edge_weight, maps.edge))
-    return total + weigh(at_pixels(per_edge.to(edge), inputs.tables, y, maps.edge_mask) * edge, v), of_region
+    return total + weigh(edge, factor if v is None else factor * v), of_region
 
 
 def mean_slope(combined: Combined) -> Tensor:

@@ -190,7 +190,8 @@ class _EdgeLoss(torch.autograd.Function):
         slopes, logits, weight, v, *state = (
             ctx.saved_tensors
         )  # with autograd: torch.utils.checkpoint computes them again
-        scale, of_edges = grad, None
+        scale: Tensor | None = grad
+        of_edges = None
         if ctx.slopes_of is not None:
             scale, (slopes, v, of_edges) = None, ctx.slopes_of(grad)
         # With autograd where there is one: the operator refuses to be differentiated twice.

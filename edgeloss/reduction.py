@@ -18,10 +18,9 @@ The kernels have this formula once more each, in csrc/cpu/sums.cpp and edgeloss/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -368,7 +367,7 @@ def mean_slope(combined: Combined) -> Tensor:
 
 def at_pixels(values: Tensor, tables: int, y: Tensor, mask: Tensor) -> Tensor:
     """Return values of each image and class, [B, C], at the pixels of a mask by their labels [B, *S]; 0 elsewhere."""
-    of_images = values.unflatten(1, (tables, values.shape[1] // tables)).flatten(0, 1)
+    of_images = values.reshape(values.shape[0] * tables, values.shape[1] // tables)
     found = of_images.gather(1, torch.where(mask, y, 0).flatten(1)).view_as(y)
     return torch.where(mask, found, 0.0)
 

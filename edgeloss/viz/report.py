@@ -181,9 +181,6 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
 
     edge_pixels = sum_by_class(on_edges, arrays.classes)
     means = {name: mean(on_edges, arrays.maps[name][edges]) for name in ("same_side", "other_side", "edge")}
-    total = np.nan_to_num(means["edge"]) * edge_pixels
-    with np.errstate(invalid="ignore"):
-        share = total / total.sum()
     cross_entropy = mean(arrays.target, arrays.maps["cross_entropy"])
     columns = {
         "pixels": [str(n) for n in scores.pixels],
@@ -192,7 +189,7 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
         "cross-entropy": [shown(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
         **{FIGURES[name][0]: [shown(value, ".3f") for value in values] for name, values in means.items()},
-        "share of edge loss": [shown(value, ".1%") for value in share],
+        "share of edge loss": [shown(value, ".1%") for value in arrays.edge_shares[0]],
     }
     occurring = np.flatnonzero(scores.occurs).tolist()
     rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]

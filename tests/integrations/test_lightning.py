@@ -16,6 +16,7 @@ from page_data import parts_of
 require("lightning")
 
 import lightning  # noqa: E402
+from lightning.pytorch.callbacks import WeightAveraging  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -107,6 +108,15 @@ def test_one_class_and_ignored_pixels_are_warned_of(tmp_path: Path) -> None:
             warnings.simplefilter("always")
             train(tmp_path, LogEdgeLoss(), images=TensorDataset(images, fine))
         assert not [one for one in caught if "several classes" in str(one.message)]
+
+
+def test_weights_may_be_averaged(tmp_path: Path) -> None:
+    """Those of a module with its loss in it."""
+    averaged, _ = train(tmp_path / "averaged", LogEdgeLoss(), WeightAveraging(use_buffers=True))
+    last, _ = train(tmp_path / "last")
+    for mean, value in zip(averaged.parameters(), last.parameters(), strict=True):
+        assert 0 < (mean - value).abs().max() < 0.1
+    assert not averaged.criterion.state_dict()
 
 
 def test_logging_does_not_change_the_training(tmp_path: Path) -> None:

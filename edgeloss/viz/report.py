@@ -42,8 +42,9 @@ def report(
     loss maps, the distance to the nearest other label, or the gradient, with contours if wanted. The legend and the
     histograms limit what they show. Pointing at a pixel shows its labels, its most probable classes, every term that
     belongs to a pixel, the gradient of the region term, which belongs to an image, and the neighbors that its edge
-    terms come from. A table lists scores and terms per class. Loss, gradient, scores and terms are those of each image
-    by itself.
+    terms come from. Edge terms of pixels and of classes are those before class weights and focus; the share of a class
+    in the edge loss is that with both. A table lists scores and terms per class. Loss, gradient, scores and terms are
+    those of each image by itself.
 
     The page is one file and needs no server and no network, only a browser from 2023 or later. Its numbers are rounded
     to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB, or for more than two

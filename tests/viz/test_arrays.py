@@ -116,7 +116,7 @@ def test_half_precision_logits_are_differentiated_in_single(dtype: torch.dtype) 
 def test_every_reduction_has_a_gradient(reduction: Literal["mean", "sum", "none"]) -> None:
     logits, target = scene()
     logits = logits.double()  # arrays come from plain PyTorch, the loss from kernels, which round otherwise
-    criterion = EdgeAwareLoss(reduction=reduction).eval()
+    criterion = EdgeAwareLoss(reduction=reduction)
     leaf = logits.clone().requires_grad_()
     criterion(leaf, target).sum().backward()
     assert leaf.grad is not None
@@ -162,7 +162,7 @@ def test_the_gradient_of_the_region_term_is_a_part_of_that_of_the_loss() -> None
     assert without.region is None
     assert full.region is not None
     leaf = logits.clone().requires_grad_()
-    loss, terms = EdgeAwareLoss(ce_weight=0, edge_weight=0, region_weight=3).eval()(leaf, target, return_terms=True)
+    loss, terms = EdgeAwareLoss(ce_weight=0, edge_weight=0, region_weight=3)(leaf, target, return_terms=True)
     loss.backward()
     assert leaf.grad is not None
     np.testing.assert_allclose(full.region, leaf.grad.double().norm(dim=1), rtol=1e-5)

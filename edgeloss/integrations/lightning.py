@@ -37,8 +37,8 @@ _NO_LABEL = -(2**62)
 class LogEdgeLoss(Callback):  # type: ignore[misc]
     """Log the terms of every EdgeAwareLoss of a LightningModule, and panels of its first images.
 
-    The module itself needs no change. Values are those of the first training batch of a step, with the name of the
-    attribute in front: ``criterion/other_side``, ``criterion/edge_focus`` and so on. All loggers get the values.
+    The module itself needs no change. Values are those of the first call of a step, with the name of the attribute in
+    front: ``criterion/other_side``, ``criterion/edge_focus`` and so on. All loggers get the values.
     TensorBoard gets the panels, and so do loggers with a method ``log_image`` as of Weights & Biases. A multilabel loss
     has a panel per class; volumes have none.
 
@@ -61,24 +61,26 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
         self.images = images
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._seen: dict[str, Tensor] = {}  # by loss: -1 · the lowest label, the highest, and whether some are ignored
-        self._is_due = self._is_first_epoch = self._is_training = False
+        self._due: set[str] = set()  # losses to log in their next call
+        self._is_first_epoch = self._is_training = False
         self._last_step = -1
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Observe the calls of the losses."""
         for name, criterion in pl_module.named_modules():
             if isinstance(criterion, EdgeAwareLoss):
-                self._seen[name] = torch.tensor([_NO_LABEL, _NO_LABEL, 0], device=pl_module.device)
+                self._seen[name] = torch.tensor([_NO_LABEL, _NO_LABEL, 0])
 
-                def observe(called: EdgeAwareLoss, args: Any, kwargs: Any, name: str = name) -> None:  # noqa: ANN401
-                    if self._is_due or (self._is_training and self._is_first_epoch):
-                        inputs = inspect.signature(called.forward).bind(*args, **kwargs).arguments
-                        if self._is_first_epoch:
-                            self._seen[name] = torch.maximum(self._seen[name], _seen_labels(called, inputs))
-                        if self._is_due:
-                            self._log(trainer, name, called, inputs)
+                def observe(called: EdgeAwareLoss, args: Any, kwargs: Any, _: Any, name: str = name) -> None:  # noqa: ANN401
+                    inputs = inspect.signature(called.forward).bind(*args, **kwargs).arguments
+                    if self._is_first_epoch and self._is_training:
+                        labels = _seen_labels(called, inputs)
+                        self._seen[name] = torch.maximum(self._seen[name].to(labels.device), labels)
+                    if name in self._due:
+                        self._due.remove(name)
+                        self._log(trainer, name, called, inputs)
 
-                self._hooks.append(criterion.register_forward_pre_hook(observe, with_kwargs=True))
+                self._hooks.append(criterion.register_forward_hook(observe, with_kwargs=True))
         self._is_first_epoch = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -90,12 +92,13 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
         """Decide whether to log; of accumulated batches, the first one."""
         step = trainer.global_step
         every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
-        self._is_due = step != self._last_step and every > 0 and step % every == 0
+        is_due = step != self._last_step and every > 0 and step % every == 0
+        self._due = set(self._seen) if is_due else set()
         self._last_step, self._is_training = step, True
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Observe no calls between batches."""
-        self._is_due = self._is_training = False
+        self._due, self._is_training = set(), False
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if the first epoch had one class and ignored pixels; a collective."""
@@ -103,8 +106,8 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
             return
         self._is_first_epoch = False
         for name, seen in self._seen.items():
-            lowest, highest, ignored = trainer.strategy.reduce(seen, reduce_op="max").tolist()
-            if ignored and -lowest >= highest and trainer.is_global_zero:
+            negative, highest, ignored = trainer.strategy.reduce(seen.to(pl_module.device), reduce_op="max").tolist()
+            if ignored and -negative >= highest and trainer.is_global_zero:
                 got = f"only {highest}" if highest >= 0 else "none"
                 warnings.warn(
                     f"{name}: expected labels of several classes in the first epoch, but got {got}, and ignored"

@@ -123,7 +123,7 @@ def test_logging_does_not_change_the_training(tmp_path: Path) -> None:
     watched, _ = train(tmp_path / "watched", LogEdgeLoss(panel_every_n_steps=4), WriteRunPage(worst=1), kind=Named)
     alone, _ = train(tmp_path / "alone")
     torch.testing.assert_close(watched.state_dict(), alone.state_dict(), rtol=0.0, atol=0.0)
-    assert not watched.criterion._forward_pre_hooks
+    assert not watched.criterion._forward_hooks
 
 
 def test_a_run_has_figures_per_epoch_and_a_page_of_its_worst_images(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ Tensor edge_loss_backward(const Optional& grad, const Tensor& slopes, const Opti
   const Checker check(logits);
   check_target(check, "label", label, {ScalarType::Short});
   check_given(check, inputs, distance, sizes_of(label), options.tables);
-  STD_TORCH_CHECK(!edge_pixel_weight || options.gathers, "edge_pixel_weight: expected a call with maps");
+  STD_TORCH_CHECK(!edge_pixel_weight || options.gathers || !options.edges,
+                  "edge_pixel_weight: expected a call with maps");
   const Geometry g = clipped_geometry(logits, label, options);
   if (grad) {
     checks::dtype("grad", *grad, checks::kReal);

@@ -88,6 +88,7 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
   double w = normalizer ? doubles(*normalizer)[0] : row[Row::kWeight], e = has_n ? 0 : of_classes[0];
   const std::vector<double> u = class_weights(edge_class_weight, balanced ? of_classes : nullptr, count);
   for (int64_t c = 0; has_n && c < count; ++c) e += u[c] * of_classes[c];
+  const double mean_e = e;
   if (!mean) w = e = 1;
 
   const double classes = static_cast<double>(per_image), scale = other_side_weight + same_side_weight;
@@ -130,7 +131,7 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
   value[Value::kRegion] = ratio(of_regions, w);
   value[Value::kEdgeFraction] = ratio(row[Row::kEdges], row[Row::kValid]);
   value[Value::kEdgeFocused] = ratio(of_focused, e);
-  value[Value::kEdgeFocus] = ratio(of_phi, e);
+  value[Value::kEdgeFocus] = ratio(of_phi, mean_e);
   const double total = weighed(ce_weight, value[Value::kCrossEntropy]) +
                        weighed(edge_weight, value[Value::kEdgeFocused]) +
                        weighed(region_weight_of_loss, value[Value::kRegion]);

@@ -219,10 +219,11 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcom
     """Evaluate each term with a weight > 0 separately, before its weight, in plain PyTorch.
 
     The loss is what ``return_terms`` returns, and the gradient the part of the term in that of the whole loss, whose
-    class weights u and focus φ it has: other weights would change t and with it φ.
+    class weights u and focus φ it has: other weights would change t and with it φ. A map is summed.
     """
     leaf = call.logits.clone().requires_grad_()
-    options = replace(Options.from_attributes(criterion), sync_normalizer=False)
+    reduced = "sum" if criterion.reduction == "none" else criterion.reduction
+    options = replace(Options.from_attributes(criterion), sync_normalizer=False, reduction=reduced)
     tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
     given = inputs.Given(criterion.weight, criterion.edge_class_weight, **tensors)
     checked = inputs.check_inputs(leaf, call.target.clone(), options, given)

@@ -34,7 +34,7 @@ class Samples(Dataset[dict[str, Tensor]]):
         return {"pixel_values": torch.rand(3, 32, 32, generator=generator), "labels": labels}
 
 
-def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, steps: int = 2) -> EdgeAwareTrainer:
+def train(folder: Path, *, batch: int, accumulated: int) -> EdgeAwareTrainer:
     torch.manual_seed(0)
     config = transformers.SegformerConfig(
         num_labels=3,
@@ -54,8 +54,8 @@ def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, s
         "per_device_train_batch_size": batch,
         "per_device_eval_batch_size": 2,
         "gradient_accumulation_steps": accumulated,
-        "max_steps": steps,
-        "save_steps": 1,
+        "max_steps": 2,
+        "save_strategy": "no",
         "optim": "sgd",
         "max_grad_norm": 0.0,
         "lr_scheduler_type": "constant",
@@ -73,7 +73,7 @@ def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, s
         train_dataset=samples,
         eval_dataset=samples,
     )
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train()
     return trainer
 
 
@@ -86,10 +86,3 @@ def test_accumulated_batches_train_as_one(tmp_path: Path) -> None:
     parts = train(tmp_path / "parts", batch=1, accumulated=4)
     torch.testing.assert_close(weights(parts), weights(whole), rtol=1e-4, atol=1e-6)
     assert "eval_loss" in whole.evaluate()
-
-
-def test_a_training_continues_from_its_checkpoint(tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight", batch=2, accumulated=2, steps=2)
-    train(tmp_path / "resumed", batch=2, accumulated=2, steps=1)
-    resumed = train(tmp_path / "resumed", batch=2, accumulated=2, steps=2, resume=True)
-    torch.testing.assert_close(weights(resumed), weights(straight), rtol=1e-4, atol=1e-6)

@@ -34,6 +34,7 @@ from edgeloss.io import (
     read_labels,
     read_palette,
     read_prediction,
+    remap_labels,
 )
 from edgeloss.io.readers import read_array
 from edgeloss.loss import EdgeAwareLoss
@@ -224,7 +225,7 @@ class Reader:
         taken: dict[str, Any] = {"colors": self._colors, "region": self._region, "at": at}
         kind = None if self._options.pred_kind == "auto" else self._options.pred_kind
         prediction = read_prediction(files.prediction, kind, key=self._options.key, **taken)
-        mask = _replaced(read_labels(files.mask, key=self._options.mask_key, **taken), self._remap)
+        mask = remap_labels(read_labels(files.mask, key=self._options.mask_key, **taken), self._remap)
         image = None if files.image is None else _read_image(files.image, at)
         _check_sizes(files, prediction.values, mask, image)
         if prediction.num_classes is None:
@@ -255,7 +256,7 @@ class Reader:
 
     def _labels(self, prediction: Prediction, mask: Tensor, files: CaseFiles) -> tuple[Prediction, int]:
         """Return predicted labels after the replacements, and the number of classes."""
-        values, void = _replaced(prediction.values, self._remap), mask == self.ignore_index
+        values, void = remap_labels(prediction.values, self._remap), mask == self.ignore_index
         if values.shape == mask.shape:  # labels of ignored pixels are not read, as logits are not
             values = values.masked_fill(void, 0)
         channels = self.num_classes or max(2, 1 + int(values.max()), 1 + int(mask.masked_fill(void, 0).max()))
@@ -307,14 +308,6 @@ def _read_image(path: Path, at: int | None) -> Tensor:
         raise InputError(f"{path}: expected a volume [D, H, W] in gray, but got slices {list(values.shape)}")
     low, high = values.aminmax()
     return ((values - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).expand(3, -1, -1)
-
-
-def _replaced(labels: Tensor, rules: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Replace the labels first to last by to, to + 1, ..., by all rules at once."""
-    replaced = labels
-    for first, last, to in rules:
-        replaced = torch.where((labels >= first) & (labels <= last), labels + (to - first), replaced)
-    return replaced
 
 
 def _check_sizes(files: CaseFiles, values: Tensor, mask: Tensor, image: Tensor | None) -> None:

@@ -13,29 +13,51 @@ from edgeloss.io.files import (
     InputError,
     atomic_write,
     check_file,
-    files_by_stem,
 )
-from edgeloss.io.readers import LABEL_PROBABILITY, Prediction, PredictionKind, read_image, read_labels, read_prediction
+from edgeloss.io.layouts import LAYOUTS, Pair, Split, find_split, find_volumes, pair_folders
+from edgeloss.io.pairs import Folder, files_by_stem, nearest_names, pair_files
+from edgeloss.io.readers import (
+    LABEL_PROBABILITY,
+    Prediction,
+    PredictionKind,
+    read_image,
+    read_labels,
+    read_prediction,
+    remap_labels,
+)
+from edgeloss.remap import REMAPS, parse_remap
 
 __all__ = [
     "ARRAY_SUFFIXES",
     "IMAGE_SUFFIXES",
     "LABEL_PROBABILITY",
     "LABEL_SUFFIXES",
+    "LAYOUTS",
     "PALETTES",
+    "REMAPS",
     "VOID_INDEX",
     "Classes",
+    "Folder",
     "InputError",
+    "Pair",
     "Prediction",
     "PredictionKind",
     "Rgb",
+    "Split",
     "atomic_write",
     "check_file",
     "color_labels",
     "files_by_stem",
+    "find_split",
+    "find_volumes",
+    "nearest_names",
+    "pair_files",
+    "pair_folders",
+    "parse_remap",
     "read_classes",
     "read_image",
     "read_labels",
     "read_palette",
     "read_prediction",
+    "remap_labels",
 ]

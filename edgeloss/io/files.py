@@ -1,4 +1,4 @@
-"""Check, find, open and write files."""
+"""Check, open and write files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -37,40 +37,6 @@ def check_file(path: str | Path) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
         raise InputError(f"{path}: expected a regular file, but got {kind}")
-
-
-def files_by_stem(folder: str | Path, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Return the files of a folder by their name without suffix, sorted.
-
-    Args:
-        folder: the folder. Hidden files and files with other suffixes are skipped.
-        suffixes: the suffixes to accept, in lower case, such as ``IMAGE_SUFFIXES``.
-
-    Raises:
-        InputError: if the folder can't be read, two files have the same name, or there are none.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("b.png", "a.PNG", "notes.txt"):
-        ...         (Path(folder) / name).touch()
-        ...     list(files_by_stem(Path(folder), IMAGE_SUFFIXES))
-        ['a', 'b']
-    """
-    files: dict[str, Path] = {}
-    try:
-        paths = sorted(Path(folder).iterdir())
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from error
-    for path in paths:
-        if path.name.startswith(".") or path.suffix.lower() not in suffixes:
-            continue
-        if path.stem in files:
-            raise InputError(f"{path}: expected one file per name, but got {files[path.stem]} too; rename one of them")
-        files[path.stem] = path
-    if not files:
-        raise InputError(f"{folder}: expected {', '.join(suffixes)} files, but got none")
-    return files
 
 
 @contextmanager

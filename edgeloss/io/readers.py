@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeloss import inputs
 from edgeloss.io.class_lists import Rgb
 from edgeloss.io.files import ARRAY_SUFFIXES, LABEL_SUFFIXES, InputError, reading
+from edgeloss.remap import Rule
 
 # Names that are looked for in a file of several arrays.
 _PREDICTION_NAMES = ("logits", "pred", "prediction", "predictions", "prob", "probs", "probabilities", "out")
@@ -137,6 +138,24 @@ def _labels_of_colors(pixels: npt.NDArray[np.uint8], colors: Mapping[Rgb, int] |
     raise InputError(
         f"{path}: expected colors of the palette, but got {len(unknown)} unknown, such as {color} at [{y}, {x}]"
     )
+
+
+def remap_labels(labels: Tensor, rules: Sequence[Rule]) -> Tensor:
+    """Replace labels by all rules at once.
+
+    Args:
+        labels: integers of any shape.
+        rules: those of :func:`edgeloss.remap.parse_remap`.
+
+    Example:
+        >>> from edgeloss.remap import parse_remap
+        >>> remap_labels(torch.tensor([0, 1, 2]), parse_remap("0:255,1-150:0"))
+        tensor([255,   0,   1])
+    """
+    replaced = labels
+    for first, last, to in rules:
+        replaced = torch.where((labels >= first) & (labels <= last), labels + (to - first), replaced)
+    return replaced
 
 
 def _open_image(path: Path) -> Image.Image:

@@ -1,9 +1,11 @@
-"""Read images, masks, predictions, class lists and palettes from files, and write files atomically.
+"""Read images, masks, predictions, class lists and palettes from files, find data sets, and write files atomically.
 
-Reading runs no code from a file: arrays are loaded without pickle, tensors with ``weights_only=True``. Every failure is
-an :class:`InputError` that names the file.
+Reading runs no code from a file: arrays are loaded without pickle, tensors with ``weights_only=True``. Memory is
+limited by ``edgeloss.io.limits`` and Pillow's ``Image.MAX_IMAGE_PIXELS``. Every failure is an :class:`InputError` that
+names the file.
 """
 
+from edgeloss.io.arrays import Size
 from edgeloss.io.class_lists import PALETTES, Classes, Rgb, color_labels, read_classes, read_palette
 from edgeloss.io.files import (
     ARRAY_SUFFIXES,
@@ -14,17 +16,11 @@ from edgeloss.io.files import (
     atomic_write,
     check_file,
 )
+from edgeloss.io.images import read_image
+from edgeloss.io.labels import read_labels, remap_labels
 from edgeloss.io.layouts import LAYOUTS, Pair, Split, find_split, find_volumes, pair_folders
-from edgeloss.io.pairs import Folder, files_by_stem, nearest_names, pair_files
-from edgeloss.io.readers import (
-    LABEL_PROBABILITY,
-    Prediction,
-    PredictionKind,
-    read_image,
-    read_labels,
-    read_prediction,
-    remap_labels,
-)
+from edgeloss.io.pairs import Folder, files_by_stem, match_files, nearest_names, pair_files
+from edgeloss.io.predictions import LABEL_PROBABILITY, Prediction, PredictionKind, read_prediction
 from edgeloss.remap import REMAPS, parse_remap
 
 __all__ = [
@@ -43,6 +39,7 @@ __all__ = [
     "Prediction",
     "PredictionKind",
     "Rgb",
+    "Size",
     "Split",
     "atomic_write",
     "check_file",
@@ -50,6 +47,7 @@ __all__ = [
     "files_by_stem",
     "find_split",
     "find_volumes",
+    "match_files",
     "nearest_names",
     "pair_files",
     "pair_folders",

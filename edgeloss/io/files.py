@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
+import shutil
 import stat
+import time
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +66,9 @@ def reading(path: Path, failed: str) -> Iterator[None]:
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces ``path`` only once it is complete and on disk.
 
+    Of a link, the file that it points to is replaced. Pipes, terminals and other character devices are written through,
+    and so is the file of standard output, such as ``/dev/stdout``. A file that is replaced keeps its permissions.
+
     Args:
         path: the file to write or replace.
 
@@ -82,19 +88,64 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         b'done'
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: expected a file to write to, but got something else, such as a folder")
-    # In the same folder, since a rename is atomic within one file system only; with a short name, however long that of
-    # the file; and always the same name, so that the next write replaces what a killed process left behind.
-    temporary = path.with_name(f".edgeloss-{zlib.crc32(path.name.encode(errors='surrogateescape')):08x}")
     try:
-        with temporary.open("wb") as file:
+        if (through := _open_through(path)) is not None:
+            with through as file:
+                yield file
+            return
+        # A rename is atomic within one file system only; and it would replace a link, not what the link points to.
+        target = Path(os.path.realpath(path))
+        _remove_leftovers(target.parent)
+        temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    try:
+        with temporary.open("xb") as file:  # a new file, with the permissions of new files
+            if target.exists():
+                shutil.copymode(target, temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
-        raise InputError(f"{path}: can't be written ({error.strerror or error})") from error
+        raise _unwritable(path, error) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+_TEMPORARY = ".edgeloss-"  # the names of files that are being written begin so
+_OLD = 24 * 3600.0  # seconds
+
+
+def _unwritable(path: Path, error: Exception) -> InputError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return error if isinstance(error, InputError) else InputError(f"{path}: can't be written ({reason or error})")
+
+
+def _open_through(path: Path) -> IO[bytes] | None:
+    """Open what must not be replaced: a pipe, a character device, and the file of standard output."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(about.st_mode) or stat.S_ISSOCK(about.st_mode) or stat.S_ISBLK(about.st_mode):
+        raise InputError(f"{path}: expected a file to write to, but got something else, such as a folder")
+    with suppress(OSError):  # a closed standard output
+        if os.path.samestat(about, os.fstat(1)):
+            return os.fdopen(os.dup(1), "wb")
+    if stat.S_ISREG(about.st_mode):
+        return None
+    # Opening a pipe that nobody reads would wait forever.
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
+
+
+@functools.lru_cache
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left in a folder, once per process."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _OLD:
+                path.unlink()

@@ -84,6 +84,32 @@ def pair_files(
         ['a']
     """
     files = dict(zip(folders, _by_stem([_list_files(folder) for folder in folders.values()]), strict=True))
+    paths = {kind: folder.path for kind, folder in folders.items()}
+    return match_files(files, paths, names, skip_missing=skip_missing, advice=advice)
+
+
+def match_files(
+    files: Mapping[str, Mapping[str, Path]],
+    folders: Mapping[str, Path],
+    names: Collection[str] | None = None,
+    *,
+    skip_missing: bool = False,
+    advice: str = "",
+) -> dict[str, dict[str, Path]]:
+    """Match files by name as :func:`pair_files` does.
+
+    Args:
+        files: by kind and name.
+        folders: of each kind, for messages.
+        names: as of :func:`pair_files`.
+        skip_missing: as of :func:`pair_files`.
+        advice: as of :func:`pair_files`.
+
+    Example:
+        >>> a, b = Path("a.png"), Path("b.png")
+        >>> list(match_files({"image": {"a": a, "b": b}, "mask": {"b": b}}, {}, skip_missing=True))
+        ['b']
+    """
     wanted = list(names) if names is not None else sorted(set().union(*files.values()))
     complete = [name for name in wanted if all(name in found for found in files.values())]
     if not complete:
@@ -107,15 +133,15 @@ def nearest_names(name: str, known: Collection[str]) -> str:
     return ", ".join(difflib.get_close_matches(name, candidates, n=_SHOWN, cutoff=0.0))
 
 
-def _missing(folder: Folder, missing: Sequence[str], known: Collection[str]) -> str:
+def _missing(folder: Path, missing: Sequence[str], known: Collection[str]) -> str:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     nearest = nearest_names(missing[0], known)
     about = f"; nearest to {missing[0]}: {nearest}" if nearest else ""
-    return f"{folder.path}: expected a file for each name, but got none for {', '.join(missing[:_SHOWN])}{more}{about}"
+    return f"{folder}: expected a file for each name, but got none for {', '.join(missing[:_SHOWN])}{more}{about}"
 
 
 def _nothing_in_common(
-    folders: Mapping[str, Folder], files: Mapping[str, Mapping[str, Path]], names: Collection[str] | None
+    folders: Mapping[str, Path], files: Mapping[str, Mapping[str, Path]], names: Collection[str] | None
 ) -> str:
     """Return the message about folders without a common name, with the option that would help."""
     first, *others = folders
@@ -126,11 +152,11 @@ def _nothing_in_common(
         if not common:
             break
     if names is None:
-        known, where = sorted(files[first]), f"as in {folders[first].path}"
+        known, where = sorted(files[first]), f"as in {folders[first]}"
     else:
         known, where = [*names], "of its list"
     one, other = known[0], sorted(files[culprit])[0]
-    text = f"{folders[culprit].path}: expected names {where}, but got none that is in all folders: {other}, not {one}"
+    text = f"{folders[culprit]}: expected names {where}, but got none that is in all folders: {other}, not {one}"
     for kind, longer, shorter in ((culprit, files[culprit], one), (first, known, other)):
         ends = {name[len(shorter) :] for name in longer if name.startswith(shorter)}
         if len(ends) == 1:

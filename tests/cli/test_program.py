@@ -15,7 +15,7 @@ import torch
 from command_line import ROOT, Run, arguments, process, wrote
 
 import edgeloss
-from edgeloss.cli.cases import CaseFiles, with_progress
+from edgeloss.cli.progress import with_steps
 
 
 @pytest.mark.parametrize("command", ["view", "compare", "metrics", "diagnose", "info"])
@@ -129,7 +129,7 @@ def test_what_is_computed_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), None, Path())]):
+    for _, said in with_steps(["a[b]\n.npy"], "images"):
         said("maps, row 512 of 4000")
     shown = capsys.readouterr().err
     if is_terminal:

@@ -60,7 +60,8 @@ class RunPage(WriteRunPage):
         if trainer.is_global_zero and self.history:
             print(f"metrics, checkpoints and report.html are in {trainer.default_root_dir}", flush=True)
             name, row = self.best(trainer)
-            print(f"best epoch: {row['epoch']}, by {LINE.get(name, name)} {shown(name, row.get(name))}", flush=True)
+            if row.get(name) is not None:
+                print(f"best epoch: {row['epoch']}, by {LINE.get(name, name)} {shown(name, row[name])}", flush=True)
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -46,6 +46,14 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
         InputError: if the path is a folder, pipe or device.
         CheckpointError: if the file is missing, damaged, or not a checkpoint of tensors and plain values.
     """
+    checkpoint = load_values(path, map_location=map_location)
+    if not isinstance(checkpoint, dict) or not {"model", "state_dict"} & checkpoint.keys():
+        raise CheckpointError(f"{path}: expected a checkpoint, but got a file without a model")
+    return checkpoint
+
+
+def load_values(path: str | Path, *, map_location: str | torch.device = "cpu") -> Any:  # noqa: ANN401
+    """Read what `torch.save` has written, tensors and plain values of any kind, as `load_checkpoint` does."""
     source: str | Path | io.BytesIO = path
     if "://" in str(path):
         files, place = url_to_fs(str(path))
@@ -56,16 +64,13 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
     else:
         check_file(path)
     try:
-        checkpoint = torch.load(source, map_location=map_location, weights_only=True)
+        return torch.load(source, map_location=map_location, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: expected a checkpoint, but there is no such file") from error
     except Exception as error:  # a damaged file can make the unpickler raise anything, with advice that is not safe
         raise CheckpointError(
             f"{path}: expected a checkpoint of tensors and plain values, but got a damaged file or other objects"
         ) from error
-    if not isinstance(checkpoint, dict) or not {"model", "state_dict"} & checkpoint.keys():
-        raise CheckpointError(f"{path}: expected a checkpoint, but got a file without a model")
-    return checkpoint
 
 
 def open_network(path: str | Path) -> tuple[UNet, dict[str, Any]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from edgeloss.io import InputError
 from segkit.callbacks import BestCheckpoint, LastCheckpoint, RunPage, SaveConfig
-from segkit.checkpoint import load_checkpoint, save_checkpoint
+from segkit.checkpoint import load_checkpoint, load_values, save_checkpoint
 from segkit.folder import RunOptions, check_folder, locked
 from segkit.guard import NanGuard
 from segkit.loader import SegmentationData
@@ -40,7 +40,8 @@ class CompleteCheckpoints(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
         """Read a checkpoint, or its URL, whatever ``weights_only`` is."""
-        return load_checkpoint(path)
+        # Forked processes hand their weights back in such a file.
+        return (load_values if Path(path).name == ".temp.ckpt" else load_checkpoint)(path)
 
 
 class TrainCLI(LightningCLI):

@@ -21,6 +21,7 @@ import torch
 import yaml
 from filelock import FileLock
 from packages import require
+from page_data import parts_of
 from small_data import metrics_of, run_in, save, state_of, write_config
 
 require("lightning")
@@ -28,6 +29,7 @@ require("lightning")
 from segkit import folder as run_folder  # noqa: E402
 from segkit.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from segkit.module import SegmentationModule  # noqa: E402
+from segkit.scores import flatten  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
@@ -165,6 +167,28 @@ def test_other_options_can_be_allowed(copied: Path, config: Path, capsys: pytest
 def test_options_of_speed_may_differ(copied: Path, config: Path) -> None:
     assert run_in(copied, config, "--ckpt_path=last", "--data.cache=true", "--model.shares_every=0") == 0
     assert [row["epoch"] for row in metrics_of(copied)] == [1, 2]
+
+
+def test_the_best_epoch_is_that_of_best_ckpt_in_a_folder_that_was_moved(
+    copied: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second epoch has a lower boundary F1, and a higher mean IoU."""
+
+    def changed(*arguments: Any) -> dict[str, torch.Tensor]:
+        return flatten(*arguments) | {"boundary_f1_1": torch.tensor(0.01), "miou": torch.tensor(0.99)}
+
+    monkeypatch.setattr("segkit.module.flatten", changed)
+    before = (copied / "best.ckpt").read_bytes()
+    assert run_in(copied, config, "--ckpt_path=last") == 0
+    first, second = metrics_of(copied)
+    assert (second["val/boundary_f1_1"], second["val/miou"]) == pytest.approx((0.01, 0.99))
+    assert (copied / "best.ckpt").read_bytes() == before
+    assert load_checkpoint(copied / "best.ckpt")["epoch"] == 0  # of 0 and 1
+    score = f"{first['val/boundary_f1_1']:.1%}"
+    assert f"best epoch: 1, by boundary F1 (1 px) {score}" in capsys.readouterr().out
+    (tiles,) = parts_of((copied / "report.html").read_text("utf-8"), "tiles")
+    values = dict(tiles["values"])
+    assert (values["best epoch, by boundary F1, 1 px"], values["its boundary F1, 1 px"]) == ("1", score)
 
 
 # -------------------------------------------------------------------------------------------- what a checkpoint may do

@@ -31,13 +31,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from edgeloss.cli.progress import with_progress
 from edgeloss.io import IMAGE_SUFFIXES, PALETTES, InputError, files_by_stem, read_image
 from edgeloss.viz import distinct_colors
 from segkit.checkpoint import open_network
 from segkit.data import normalize, resize
 from segkit.model import UNet
 from segkit.outputs import Outputs
-from segkit.progress import with_progress
 
 
 def compute_logits(network: UNet, pixels: npt.NDArray[np.uint8], size: Any, options: argparse.Namespace) -> Tensor:  # noqa: ANN401
@@ -121,7 +121,7 @@ class Predictor:
 
     def run(self) -> int:
         """Label all images; return how many were."""
-        for name in with_progress([*self._images], "labeling"):
+        for name in with_progress([*self._images], "images"):
             self._label(name, self._images[name])
         return len(self._images) - len(self.failed)
 

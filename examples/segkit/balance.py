@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeloss.cli.progress import with_progress
 from edgeloss.functional import balanced_edge_class_weight
 from edgeloss.io import atomic_write
 from segkit.data import SegmentationDataset
-from segkit.progress import with_progress
 
 
 def data_edge_class_weight(dataset: SegmentationDataset, radius: int | Sequence[int], cache: Path) -> Tensor:
@@ -36,7 +36,7 @@ def data_edge_class_weight(dataset: SegmentationDataset, radius: int | Sequence[
         return torch.tensor(kept["edge_class_weight"])
 
     def targets() -> Iterator[Tensor]:
-        for index in with_progress(range(len(dataset)), "counting the edge pixels of the training labels"):
+        for index, _ in enumerate(with_progress(dataset.names, "training labels, whose edge pixels are counted,")):
             yield dataset.labels(index)[None]
 
     classes, ignored = len(dataset.classes), dataset.ignore_index

@@ -69,9 +69,10 @@ def test_weights_are_those_of_all_labels_and_are_counted_once(
 def test_counting_shows_progress(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("segkit.progress.SECONDS", 0.0)
+    monkeypatch.setattr("edgeloss.cli.progress._SECONDS", 0.0)
     data_edge_class_weight(open_folder(folder, 3), 1, tmp_path / "weights.json")
-    lines = [f"counting the edge pixels of the training labels: {done} of 2" for done in range(2)]
+    about = "training labels, whose edge pixels are counted, after 0 s"
+    lines = [f"edgeloss: {done} of 2 {about}; {name}" for done, name in enumerate("ab")]
     assert capsys.readouterr().err.splitlines() == lines
 
 

@@ -22,7 +22,6 @@ import predict
 from edgeloss import cli
 from edgeloss.io import PALETTES, read_classes, read_prediction
 from edgeloss.viz import distinct_colors
-from segkit import progress
 from segkit.checkpoint import load_checkpoint, open_network, save_checkpoint
 from segkit.data import normalize, resize
 from segkit.model import UNet
@@ -278,9 +277,9 @@ def test_progress_is_lines_but_on_a_terminal(
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     assert run(checkpoint, images, tmp_path / "first") == 0
     assert capsys.readouterr().err == f"3 images: {tmp_path / 'first'}\n"
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr("edgeloss.cli.progress._SECONDS", 0.0)
     assert run(checkpoint, images, tmp_path / "second") == 0
-    lines = [f"labeling: {done} of 3" for done in range(3)]
+    lines = [f"edgeloss: {done} of 3 images after 0 s; {name}" for done, name in enumerate(SIZES)]
     assert capsys.readouterr().err.splitlines() == [*lines, f"3 images: {tmp_path / 'second'}"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(checkpoint, images, tmp_path / "third") == 0

@@ -72,6 +72,9 @@ class _HelpFormatter(RawDescriptionHelpFormatter):
 class _Parser(ArgumentParser):
     """A parser with errors of one line."""
 
+    def print_help(self, file: Any = None) -> None:  # noqa: ANN401
+        print(self.format_help(), end="", file=file)  # argparse drops errors of writing, as on a full disk
+
     def error(self, message: str) -> NoReturn:
         fail(f"{message}; see {self.prog} --help")
 

@@ -33,8 +33,9 @@ def diagnose(options: Namespace) -> int:
                 write(path, _figure(report, reader.criterion, case, path.suffix), options.command)
                 say_wrote(path)
             reports[files.name] = report
-            if not options.as_json:
-                print(f"{printable(files.name)}: {report}\n" if options.takes_folders else str(report))
+        if not options.as_json and files.name in reports:
+            report = reports[files.name]
+            print(f"{printable(files.name)}: {report}\n" if options.takes_folders else str(report))
     bad = [name for name, report in reports.items() if not report.ok]
     if options.as_json:
         images = {name: report.to_dict() for name, report in reports.items()}

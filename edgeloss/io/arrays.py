@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from edgeloss import inputs
@@ -147,6 +148,10 @@ def _check_shape(shape: Sequence[int], itemsize: int, path: Path, choice: Choice
     """Check an array by its shape, before memory is taken for it."""
     if choice.within is not None and len(shape) >= 2 and 0 not in shape:
         check_fits(path, (shape[-2], shape[-1]), choice.within)
+    if (most := Image.MAX_IMAGE_PIXELS) is not None and math.prod(shape[-2:]) > most:
+        raise InputError(
+            f"{path}: expected at most {most} pixels, but got {list(shape)}; pass --max-pixels to read it"
+        )
     lengths = (
         shape if choice.at is None or path.suffix.lower() == ".npz" or len(shape) < 3 else (*shape[:-3], *shape[-2:])
     )

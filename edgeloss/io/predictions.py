@@ -134,7 +134,7 @@ def read_prediction(
         )
     else:
         labels = read_labels(path, colors=colors, region=region, at=at, page=page, note=note)
-        return Prediction("labels", labels, 0, "a picture of labels")
+        return Prediction("labels", labels, 0)
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values
     if kind == "labels":

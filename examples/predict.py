@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from edgeloss.cli.messages import printable
 from edgeloss.cli.progress import with_progress
 from edgeloss.io import IMAGE_SUFFIXES, PALETTES, InputError, files_by_stem, read_image
 from edgeloss.viz import distinct_colors
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def say(text: str) -> None:
     """Print a line on stderr."""
-    print(f"predict.py: {text}", file=sys.stderr)
+    print(printable(f"predict.py: {text}"), file=sys.stderr)
 
 
 if __name__ == "__main__":

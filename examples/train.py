@@ -16,21 +16,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
+from multiprocessing import active_children
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and turn a user's error into one line."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a console may have no character for the name of a class
+        sys.stdout.reconfigure(errors="replace")
     try:
         from segkit.run import run  # here, since its import takes seconds, which can be interrupted too
 
         run(None if arguments is None else list(arguments))
     except (FloatingPointError, OSError, ValueError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
+        print("train.py:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, SystemExit) as error:
         # Lightning turns Ctrl-C into exit code 1.
-        if not isinstance(error if error.__context__ is None else error.__context__, KeyboardInterrupt):
+        if not any(isinstance(one, KeyboardInterrupt) for one in (error, error.__context__)):
             raise
+        for process in active_children():  # those of ddp_fork, which may not have got the signal
+            process.terminate()
         print("train.py: interrupted; continue by the same command with --ckpt_path=last", file=sys.stderr)
         return 130
     return 0

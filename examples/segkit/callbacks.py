@@ -92,10 +92,11 @@ class LastCheckpoint(Checkpoint):
         self.every = every_n_train_steps
         self._signal: int | None = None  # that ends the run
         self._process = -1  # that handles signals; workers, which are copies of it, don't
+        self._is_speaking = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle signals in place of Lightning, which restores the earlier handlers at the end."""
-        self._signal, self._process = None, os.getpid()
+        self._signal, self._process, self._is_speaking = None, os.getpid(), trainer.is_global_zero
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._note)
@@ -125,12 +126,13 @@ class LastCheckpoint(Checkpoint):
         """Remember a signal until the step is done."""
         if os.getpid() != self._process:
             return
-        if number == signal.SIGINT and self._signal is not None:
+        if number == signal.SIGINT == self._signal:
             raise KeyboardInterrupt
+        if self._signal is None and self._is_speaking:
+            os.write(2, b"train.py: stopping after this step; press Ctrl-C again to stop at once\n")
         self._signal = self._signal or number
         # A worker that the same signal ends must not raise an error in the middle of the step.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.write(2, b"train.py: stopping after this step; press Ctrl-C to stop at once\n")
 
     @property
     def is_stopping(self) -> bool:

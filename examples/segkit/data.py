@@ -215,10 +215,12 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         if self._dims == 3:
             image, numbers = _read_volume(path)
             return image, self._relabel(numbers, path)
-        image, mask = read_image(path).permute(1, 2, 0).numpy(), self._read_mask(mask_path)
+        notes: list[str] = []  # such as of an image that was turned upright
+        image, mask = read_image(path, note=notes.append).permute(1, 2, 0).numpy(), self._read_mask(mask_path)
         if image.shape[:2] != mask.shape:
             (h, w), (mask_h, mask_w) = image.shape[:2], mask.shape
-            raise InputError(f"{mask_path}: expected {w} x {h} pixels as in {path}, but got {mask_w} x {mask_h}")
+            about = "; ".join([f"but got {mask_w} x {mask_h}", *notes])
+            raise InputError(f"{mask_path}: expected {w} x {h} pixels as in {path}, {about}")
         if self.augment is None and self.size is not None:
             image, mask = resize(image, *self.size), _resize_mask(mask, *self.size)
         return image, mask

@@ -285,6 +285,13 @@ def test_spacing_is_that_of_all_files(folder: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
+def _turn(path: Path) -> None:
+    """Write an image of the stored size of its mask, that is turned when it is read."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (80, 60)).save(path, exif=exif)
+
+
 def _label(path: Path) -> None:
     mask = pixels(path).copy()
     mask[7, 30:33] = 10
@@ -296,6 +303,7 @@ def _label(path: Path) -> None:
     [
         (lambda path: path.write_bytes(path.read_bytes()[:99]), "images/b.png", ": can't be read as an image ("),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
+        (_turn, "images/b.png", ": turned upright by its EXIF orientation 6"),
         (_label, "masks/b.png", ": expected labels 0 to 9 or 255, but got 10 at 3 pixels, first at [7, 30]"),
         (lambda path: save_volume(path.parent, "v1", np.zeros((4, 4))), "v1.npz", ": expected image and label of one"),
         (lambda path: np.savez(path, image=np.zeros((4, 4))), "v1.npz", ": can't be read as a volume ("),

@@ -107,8 +107,12 @@ def _load(path: Path, choice: Choice) -> tuple[Tensor, str]:
 
 def _load_tensor(path: Path, choice: Choice) -> tuple[Tensor, str]:
     """Return the tensor of a file; the file is mapped where its format allows that, and not read whole."""
-    is_archive = zipfile.is_zipfile(path)
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True if is_archive else None)
+    is_unicode = "\\ud" not in ascii(str(path))  # torch maps no file whose name is not
+    if is_unicode and zipfile.is_zipfile(path):
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    else:
+        with path.open("rb") as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(content, Mapping):
         tensors = {str(name): part for name, part in content.items() if isinstance(part, Tensor)}
         content = tensors[_choose(tensors, choice, path)]
@@ -149,9 +153,7 @@ def _check_shape(shape: Sequence[int], itemsize: int, path: Path, choice: Choice
     if choice.within is not None and len(shape) >= 2 and 0 not in shape:
         check_fits(path, (shape[-2], shape[-1]), choice.within)
     if (most := Image.MAX_IMAGE_PIXELS) is not None and math.prod(shape[-2:]) > most:
-        raise InputError(
-            f"{path}: expected at most {most} pixels, but got {list(shape)}; pass --max-pixels to read it"
-        )
+        raise InputError(f"{path}: expected at most {most} pixels, but got {list(shape)}; pass --max-pixels to read it")
     lengths = (
         shape if choice.at is None or path.suffix.lower() == ".npz" or len(shape) < 3 else (*shape[:-3], *shape[-2:])
     )

@@ -55,9 +55,9 @@ class TrainCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks, and what one part takes from another."""
         about = "Replace an earlier run in that folder."
-        parser.add_argument("--overwrite", action=ActionYesNo, default=False, help=about)
+        parser.add_argument("--overwrite", action=ActionYesNo, nargs="?", default=False, help=about)
         about = "Continue a checkpoint's run with other options of the loss, the network or the data."
-        parser.add_argument("--allow_changes", action=ActionYesNo, default=False, help=about)
+        parser.add_argument("--allow_changes", action=ActionYesNo, nargs="?", default=False, help=about)
         parser.add_lightning_class_args(RunPage, "page")
         parser.add_lightning_class_args(NanGuard, "guard")
         parser.add_lightning_class_args(BestCheckpoint, "best")  # before last.ckpt, which has its state

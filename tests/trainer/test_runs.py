@@ -152,7 +152,7 @@ def test_other_options_are_named_and_refused(
 
 
 def test_other_options_can_be_allowed(copied: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--ckpt_path=last", "--model.loss.init_args.edge_weight=3", "--allow_changes"]
+    options = ["--ckpt_path=last", "--model.loss.init_args.edge_weight=3", "--allow_changes=true"]
     wide = error_of(capsys, copied, config, *options, "--model.width=16")
     assert (
         "last.ckpt: expected the weights of this network, network.down.0.0.weight [16, 3, 3, 3], but got [8, 3" in wide

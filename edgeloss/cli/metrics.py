@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from edgeloss.cli.cases import Reader
 from edgeloss.cli.messages import rounded, to_json
 from edgeloss.cli.outputs import say_wrote, write
-from edgeloss.cli.work import Work, read_split
+from edgeloss.cli.work import Work, errors_named, read_split
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present
@@ -40,6 +40,9 @@ def metrics(options: Namespace) -> int:
         with work.skipping(files):
             case = reader.read(files)
             labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
+        if files.name in work.skipped:
+            continue
+        with errors_named(files):  # not to be skipped: some measures have counted it
             for measure in measures.values():
                 measure.update(labels, case.target)
     if len(work.skipped) == len(work.cases):

@@ -19,6 +19,7 @@ from edgeloss.io import (
     LABEL_SUFFIXES,
     Folder,
     InputError,
+    OutputError,
     Split,
     files_by_stem,
     find_split,
@@ -48,7 +49,7 @@ class CaseFiles(NamedTuple):
 
 
 class Work:
-    """The cases of a command, one after another. Of a folder, a case that can't be used is skipped and reported.
+    """The cases of a command, one after another. Of a folder, a case that can't be read is skipped and reported.
 
     Args:
         options: of the command.
@@ -99,7 +100,7 @@ class Work:
             with errors_named(files):
                 yield
         except InputError as error:
-            if not self._goes_on:
+            if not self._goes_on or isinstance(error, OutputError):
                 raise
             self.skipped[files.name] = str(error)
             say(f"skipped: {error}")

@@ -13,6 +13,7 @@ from edgeloss.io.files import (
     LABEL_SUFFIXES,
     VOID_INDEX,
     InputError,
+    OutputError,
     atomic_write,
     check_file,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Classes",
     "Folder",
     "InputError",
+    "OutputError",
     "Pair",
     "Prediction",
     "PredictionKind",

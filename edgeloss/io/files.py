@@ -24,6 +24,10 @@ class InputError(ValueError):
     """A file or option cannot be used; the message is one line that names it."""
 
 
+class OutputError(InputError):
+    """A file cannot be written, and so maybe no other: the disk is full, or the folder may not be written to."""
+
+
 def check_file(path: str | Path) -> None:
     """Check that a path to read, if it exists, is a regular file: reading a pipe or device may never end.
 
@@ -120,7 +124,7 @@ _OLD = 24 * 3600.0  # seconds
 
 def _unwritable(path: Path, error: Exception) -> InputError:
     reason = error.strerror if isinstance(error, OSError) else None
-    return error if isinstance(error, InputError) else InputError(f"{path}: can't be written ({reason or error})")
+    return error if isinstance(error, InputError) else OutputError(f"{path}: can't be written ({reason or error})")
 
 
 def _open_through(path: Path) -> IO[bytes] | None:

@@ -188,7 +188,7 @@ class _Seen(NamedTuple):
         if not kept.numel():
             return cls(0.0, 0.0, 0.0, 0.0, int(bad.sum()))
         sums = kept.sum(0)
-        low, high, least, most = (float(value) for value in (*kept.aminmax(), *sums.aminmax()))
+        low, high, least, most = (float(value) + 0.0 for value in (*kept.aminmax(), *sums.aminmax()))
         return cls(low, high, least, most, int(bad.sum()))
 
     def __str__(self) -> str:

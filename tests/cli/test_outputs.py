@@ -123,6 +123,17 @@ def test_standard_output_by_its_path(folder: Path) -> None:
     assert (ran.returncode, json.loads(ran.stdout)["images"]) == (0, 1)
 
 
+def test_a_full_disk_ends_the_work_on_a_folder(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    ran = run("view", "--pred", folders / "preds", "--mask", folders / "masks", "-o", folders / "pages", *PALE)
+    assert ran.code == 2
+    assert ran.err.endswith(f"error: {folders / 'pages' / 'a.png'}: can't be written (No space left on device)\n")
+    assert os.listdir(folders / "pages") == []
+
+
 def test_marks_leave_pictures_as_they_are(tmp_path: Path) -> None:
     Image.new("RGB", (3, 2), (1, 2, 3)).save(tmp_path / "a.png")
     outputs.write(tmp_path / "b.png", (tmp_path / "a.png").read_bytes(), "view")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 Rule = tuple[int, int, int]  # the first and the last label to replace, and what replaces the first
 
@@ -57,13 +57,3 @@ def parse_remap(text: str) -> list[Rule]:
 def table_rules(table: Mapping[int, int]) -> list[Rule]:
     """Return a table from numbers to labels as rules."""
     return [(number, number, label) for number, label in table.items()]
-
-
-def remap_number(number: int, rules: Sequence[Rule]) -> int:
-    """Return what replaces a label by all rules at once; the last rule that names it counts.
-
-    Example:
-        >>> remap_number(3, [(1, 150, 0)])
-        2
-    """
-    return next((number + to - first for first, last, to in reversed(rules) if first <= number <= last), number)

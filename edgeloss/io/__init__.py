@@ -20,7 +20,7 @@ from edgeloss.io.files import (
 from edgeloss.io.images import read_image
 from edgeloss.io.labels import read_labels, remap_labels
 from edgeloss.io.layouts import LAYOUTS, Pair, Split, find_split, find_volumes, pair_folders
-from edgeloss.io.pairs import Folder, files_by_stem, match_files, nearest_names, pair_files
+from edgeloss.io.pairs import Folder, files_by_stem, match_files, pair_files
 from edgeloss.io.predictions import LABEL_PROBABILITY, Prediction, PredictionKind, read_prediction
 from edgeloss.remap import REMAPS, parse_remap
 
@@ -50,7 +50,6 @@ __all__ = [
     "find_split",
     "find_volumes",
     "match_files",
-    "nearest_names",
     "pair_files",
     "pair_folders",
     "parse_remap",

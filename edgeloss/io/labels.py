@@ -75,6 +75,11 @@ def read_labels(
         raise InputError(
             f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}, but got {path.suffix or 'no suffix'}"
         )
+    return _labels_of_picture(path, colors, page, note)
+
+
+def _labels_of_picture(path: Path, colors: Mapping[Rgb, int] | None, page: int | None, note: Note) -> Tensor:
+    """Read the labels of a picture file."""
     picture, turned = open_picture(path, page, upright=False)
     if turned > 1:
         note(f"{path}: its EXIF orientation {turned} is not applied, since it is a mask")

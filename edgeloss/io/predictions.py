@@ -1,4 +1,10 @@
-"""From array and picture files to predictions: logits, probabilities in any of the ways they are stored, or labels."""
+"""From array and picture files to predictions: logits, probabilities in any of the ways they are stored, or labels.
+
+What a file holds follows from its values. Integers are labels: whole numbers [h, w], or one-hot [C, h, w]; so are
+floats [h, w] that are whole numbers up to 2 or more. Values whose sum over the classes is 1 within rounding are
+probabilities, and so are those that add up to 100 or to 255. One channel in [0, 1] is the probability of class 1. Other
+floats are logits. Probabilities are divided by their sum.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +99,7 @@ def read_prediction(
     Args:
         path: a file with one of ``ARRAY_SUFFIXES`` that holds [C, h, w], [1, C, h, w] or, for one channel, [h, w]; or
             labels as for :func:`read_labels`.
-        kind: what the file holds. None infers it, see below.
+        kind: what the file holds. None infers it, see :mod:`edgeloss.io.predictions`.
         colors: the label of each color, as for :func:`read_labels`.
         key: the name of the array in a file of several. By default, one must be named "logits", "pred", "prob", "out"
             or similar.
@@ -105,11 +111,6 @@ def read_prediction(
 
     Returns:
         The prediction. Values of nan and infinity are counted, not rejected.
-
-    Integers are labels: whole numbers [h, w], or one-hot [C, h, w]; so are floats [h, w] that are whole numbers up to 2
-    or more. Values whose sum over the classes is 1 within rounding are probabilities, and so are those that add up to
-    100 or, as integers, to 255. One channel in [0, 1] is the probability of class 1. Other floats are logits.
-    Probabilities are divided by their sum.
 
     Raises:
         InputError: if the file cannot be read or holds something else.
@@ -135,6 +136,11 @@ def read_prediction(
     else:
         labels = read_labels(path, colors=colors, region=region, at=at, page=page, note=note)
         return Prediction("labels", labels, 0)
+    return _of_array(array, kind, path, note)
+
+
+def _of_array(array: Array, kind: PredictionKind | None, path: Path, note: Note) -> Prediction:
+    """Return the prediction that an array holds."""
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values
     if kind == "labels":

@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in predictor.failed:
         say(line)
     if predictor.failed:
-        say(f"{len(predictor.failed)} images were skipped")
+        say(f"skipped {len(predictor.failed)} of {count + len(predictor.failed)} images")
     return 2 if predictor.failed else 0
 
 

@@ -62,5 +62,5 @@ class Outputs:
 
 def _state(path: Path) -> list[int]:
     """Return size and time of a file, by which a later change is seen."""
-    about = path.stat()
+    about = path.lstat()  # a link to a file of others is not an output
     return [about.st_size, about.st_mtime_ns]

@@ -79,7 +79,8 @@ class TrainCLI(LightningCLI):
             raise InputError("weights_only: expected true, but got false; checkpoints never run code; leave it out")
         if config.ckpt_path in ("last", "best"):
             path = Path(config.trainer.default_root_dir or ".") / f"{config.ckpt_path}.ckpt"
-            config.ckpt_path = str(path) if path.exists() or config.ckpt_path == "best" else None
+            is_new = self.config.subcommand == "fit" and config.ckpt_path == "last" and not path.exists()
+            config.ckpt_path = None if is_new else str(path)
 
     def fit(self, **options: Any) -> None:  # noqa: ANN401
         """Train, in a folder that no other run has."""

@@ -220,16 +220,23 @@ def test_an_error_is_one_line(
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "labels/a.png", "overlays/b.jpg", "probabilities/c.npy"])
-@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+@pytest.mark.parametrize(("options", "is_link"), [([], False), (["--overwrite"], False), (["--overwrite"], True)])
 def test_files_of_others_are_never_replaced(
-    name: str, options: list[str], checkpoint: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    options: list[str],
+    is_link: bool,
+    checkpoint: Path,
+    images: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As those of a data set: predict.py --images val/images -o val."""
     data = tmp_path / "val"
     data.mkdir()
     images = images.rename(data / "images")
     (data / name).parent.mkdir(exist_ok=True)
-    (data / name).write_text("true")
+    (tmp_path / "elsewhere").write_text("true")
+    (data / name).symlink_to(tmp_path / "elsewhere") if is_link else (data / name).write_text("true")
     before = written(data)
     assert run(checkpoint, images, data, "--overlay", "--probabilities", *options) == 1
     message = (
@@ -265,7 +272,7 @@ def test_a_bad_image_is_skipped_and_listed(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"2 images: {tmp_path / 'out'}"
     assert lines[1].startswith(f"predict.py: {images}/b.png: can't be read as an image")
-    assert lines[2:] == ["predict.py: 1 images were skipped"]
+    assert lines[2:] == ["predict.py: skipped 1 of 3 images"]
     assert written(tmp_path / "out") == {LIST, "classes.txt", "labels/a.png", "labels/c.png"}
 
 

@@ -234,7 +234,9 @@ def test_a_checkpoint_runs_no_code(
             assert error == f"train.py: {path}: {NOT_PLAIN}\n"
     error = error_of(capsys, tmp_path / "run", config, f"--ckpt_path={path}", "--weights_only=false")
     assert "weights_only: expected true, but got false" in error
-    assert "no such" in error_of(capsys, tmp_path / "run", config, "--ckpt_path=best")
+    assert "best.ckpt: expected a checkpoint, but there is no such file" in error_of(
+        capsys, tmp_path / "run", config, "--ckpt_path=best"
+    )
     assert not (tmp_path / "hacked").exists()
 
 

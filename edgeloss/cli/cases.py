@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError, Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +120,7 @@ class Reader:
         of_data = table_rules(split.labels) if split is not None and split.labels else ()
         self._mask_rules = options.mask_remap or options.remap or of_data
         self._pred_rules = options.pred_remap or options.remap or ()
-        self._kinds_said: set[str] = set()
+        self._notes: Counter[str] = Counter()  # how many files a note is about
         self._valid: list[int] = []  # the lowest and the highest label of each mask
         self._has_void = False
 
@@ -161,7 +162,7 @@ class Reader:
     def _read(self, files: CaseFiles, at: int | None) -> Case:
         """Read an image, or slice ``at`` of a volume; sizes are compared before memory is taken, where they can be."""
         options = self._options
-        taken: dict[str, Any] = {"region": self._region, "at": at, "page": options.page, "note": _note}
+        taken: dict[str, Any] = {"region": self._region, "at": at, "page": options.page, "note": self._note}
         mask = read_labels(files.mask, key=options.mask_key, colors=self._colors, **taken)
         mask = remap_labels(mask, self._mask_rules)
         size = Size(files.mask, *mask.shape)
@@ -192,10 +193,10 @@ class Reader:
     def _read_image(self, path: Path, mask: Size, at: int | None) -> Tensor:
         """Read a photograph that has the size of its mask."""
         turned = 1
-        if path.suffix.lower() not in ARRAY_SUFFIXES:
+        if path.suffix.lower() not in ARRAY_SUFFIXES and self._options.page is None:
             *size, turned = picture_size(path)
             _check_image(path, size, mask, turned)
-        image = read_image(path, at=at, page=self._options.page, note=_note)
+        image = read_image(path, at=at, page=self._options.page, note=self._note)
         _check_image(path, image.shape[1:], mask, turned)
         return image
 
@@ -242,14 +243,19 @@ class Reader:
             )
         return count
 
+    def _note(self, text: str, kind: str = "") -> None:
+        """Print a note "PATH: ...", the first of its kind; by default, notes of the same words are of one kind."""
+        kind = kind or text.rpartition(": ")[2]
+        if not self._notes[kind]:
+            say(f"note: {text}")
+        self._notes[kind] += 1
+
     def _say_kind(self, prediction: Prediction, files: CaseFiles) -> None:
         """Print what a prediction was taken for, once for each kind and reason."""
         about = f"taken for {prediction.kind}: {prediction.reason}"
-        pattern = re.sub(r"[-+]?[0-9][0-9.e+-]*", "", about)
         is_plain = self._options.pred_kind != "auto" and "corrects" not in about
-        if prediction.reason and not is_plain and pattern not in self._kinds_said:
-            self._kinds_said.add(pattern)
-            _note(f"{files.prediction}: {about}")
+        if prediction.reason and not is_plain:
+            self._note(f"{files.prediction}: {about}", re.sub(r"[-+]?[0-9][0-9.e+-]*", "", about))
 
     def _say_what_is_odd(self, files: CaseFiles, non_finite: int, logits: Tensor, mask: Tensor) -> None:
         if non_finite and self._needs_finite:
@@ -258,26 +264,26 @@ class Reader:
                 " edgeloss diagnose names them"
             )
         if non_finite:
-            _note(f"{files.prediction}: {non_finite} of {logits.numel()} values are not finite")
+            say(f"note: {files.prediction}: {non_finite} of {logits.numel()} values are not finite")
         is_valid = mask != self.ignore_index
         if not is_valid.any():
-            _note(f"{files.mask}: all pixels have the label {self.ignore_index}, which is ignored: no loss, no score")
+            ignored = f"the label {self.ignore_index}, which is ignored: no loss, no score"
+            say(f"note: {files.mask}: all pixels have {ignored}")
             return
         self._has_void |= not bool(is_valid.all())
         self._valid += [int(label) for label in mask[is_valid].aminmax()]
 
     def say_at_the_end(self) -> None:
-        """Warn where the masks of all cases have one class, and the rest is ignored."""
+        """Print how many files the notes are about, and warn where all masks have one class and the rest is ignored."""
+        for kind, count in self._notes.items():
+            if count > 1 and not kind.startswith("taken for"):
+                say(f"note: {count - 1} more: {kind}")
         if self.ignore_index == VOID_INDEX and self._has_void and len(set(self._valid)) == 1:
             (label,) = set(self._valid)
             say(
                 f"warning: all masks hold only {label} and {VOID_INDEX}, which is ignored, maybe all foreground; where"
                 f" {VOID_INDEX} is class 1, pass --mask-remap {VOID_INDEX}:1"
             )
-
-
-def _note(text: str) -> None:
-    say(f"note: {text}")
 
 
 def _interpretation(prediction: Prediction, shape: torch.Size, *, is_stretched: bool) -> str:

@@ -254,12 +254,14 @@ def _normalized(values: Tensor, scale: int) -> tuple[Tensor, float]:
     # A probability that was rounded to 0 is smaller than half a step, and its logarithm is not that of 0.
     wide = wide.clamp(min=_step(wide, scale) / 4)
     sums = wide.sum(0)
-    p = torch.where(sums == 0, 1 / len(wide), wide / sums)
+    p = wide / sums
+    p[:, sums == 0] = 1 / len(p)
     return p.to(values.dtype), float(off.max()) if len(off) else 0.0
 
 
 def _step(values: Tensor, scale: int) -> float:
     """Return what probabilities are multiples of, 0 if that is the precision of their dtype."""
+    values = values.flatten()[:: max(1, values.numel() // 100_000)]
     percent = values * 100
     is_rounded = torch.allclose(percent, percent.round(), rtol=0, atol=1e-4, equal_nan=True)
     if scale == 1 and not (is_rounded and ((values > 0) & (values < 1)).any()):

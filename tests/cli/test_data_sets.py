@@ -269,6 +269,19 @@ def test_an_image_in_another_orientation_than_its_mask(run: Run, folder: Path) -
     assert "but got 32 × 24, turned upright by its EXIF orientation 6; the mask fits the pixels as they are" in ran.err
 
 
+def test_a_note_is_printed_once_for_all_files(run: Run, folders: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    for name in "abc":
+        Image.new("RGB", (W, H)).save(folders / "images" / f"{name}.jpg", exif=exif)
+    given = ["view", "--pred", folders / "preds", "--mask", folders / "masks", "--image", folders / "images"]
+    ran = run(*given, "-o", folders / "pages", "--dpi", 20)
+    about = "turned upright by its EXIF orientation 3\n"
+    assert ran.err.count(about) == 2
+    assert f"edgeloss: note: {folders / 'images' / 'a.jpg'}: {about}" in ran.err
+    assert f"edgeloss: note: 2 more: {about}" in ran.err
+
+
 def test_a_huge_image_is_refused_by_its_header(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (9400, 9400), 1).save(folder / "huge.png")
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))

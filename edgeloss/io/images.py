@@ -84,11 +84,10 @@ def picture_size(path: Path) -> tuple[int, int, int]:
     """
     with reading(path, "can't be read as an image ({})"), path.open("rb") as file:
         picture = _opened(path, file)
-        turned = orientation(picture)
-        width, height = picture.size
-    # Pillow turns a TIFF itself.
-    is_swapped = turned >= 5 and picture.format != "TIFF"
-    return (width, height, turned) if is_swapped else (height, width, turned)
+        turned, (width, height) = orientation(picture), picture.size
+        if isinstance(picture, TiffImagePlugin.TiffImageFile):  # some versions of Pillow say its size once turned
+            width, height = picture.tag_v2[TiffImagePlugin.IMAGEWIDTH], picture.tag_v2[TiffImagePlugin.IMAGELENGTH]
+    return (width, height, turned) if turned >= 5 else (height, width, turned)
 
 
 def orientation(picture: Image.Image) -> int:

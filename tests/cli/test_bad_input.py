@@ -15,8 +15,8 @@ import torch
 from command_line import C, H, Run, W, arguments, half_logits, mask_array
 from PIL import Image
 
-from edgeloss.cli.commands import PALETTE_NAMES
-from edgeloss.io import PALETTES
+from edgeloss.cli.paths import PALETTE_NAMES, READ_SUFFIXES
+from edgeloss.io import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PALETTES
 
 Write = Callable[[Path], object]
 
@@ -286,8 +286,9 @@ def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str)
         assert (ran.code, ran.err) == (2, f"edgeloss: error: {path}: expected a regular file, but got {kind}\n")
 
 
-def test_palettes_are_known_without_importing_torch() -> None:
+def test_palettes_and_suffixes_are_known_without_importing_torch() -> None:
     assert tuple(PALETTES) == PALETTE_NAMES
+    assert (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES) == READ_SUFFIXES
 
 
 def test_ctrl_c_leaves_no_incomplete_file(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

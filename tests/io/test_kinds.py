@@ -21,6 +21,7 @@ from torch import Tensor
 
 from edgeloss import io
 from edgeloss.io import InputError, Size, limits
+from edgeloss.io.images import picture_size
 
 Pixels = npt.NDArray[Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +117,7 @@ def test_labels_are_those_however_they_are_stored(tmp_path: Path, stored: Pixels
     [
         (np.array([[-3.0, 2.0]], np.float32), "logits", [-3.0, 2.0]),
         (np.array([[0.25, 0.5]], np.float32), "probabilities", [0.25, 0.5]),
+        (np.array([[0.0, 1.0]], np.float32), "probabilities", [0.0, 1.0]),
         (np.array([[0.25, 1.5]], np.float32), "logits", [0.25, 1.5]),
         (np.array([[0.25, 2.0]], np.float32), "logits", [0.25, 2.0]),
     ],
@@ -240,6 +242,7 @@ def test_photographs_are_turned_upright_and_masks_are_not(tmp_path: Path, suffix
     path = oriented(tmp_path / f"photo.{suffix}", PHOTO, orientation)
     stored = torch.from_numpy(PHOTO).permute(2, 0, 1)
     assert torch.equal(io.read_image(path, note=notes.append), TURNED.get(orientation, lambda x: x)(stored))
+    assert picture_size(path) == ((32, 24) if orientation >= 5 else (24, 32)) + (orientation,)
     path = oriented(tmp_path / f"mask.{suffix}", LABELS, orientation)
     assert torch.equal(io.read_labels(path, note=notes.append), torch.from_numpy(LABELS).long())
     assert len(notes) == (0 if orientation == 1 else 2)

@@ -15,6 +15,7 @@ import yaml
 from jsonargparse import ActionYesNo
 from jsonargparse.typing import register_type
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from torch import Tensor
 
@@ -104,23 +105,26 @@ def run(arguments: ArgsType = None) -> None:
     """
     quiet()
     bar = sys.stderr.isatty()
-    TrainCLI(
-        SegmentationModule,
-        SegmentationData,
-        args=arguments,
-        seed_everything_default=0,
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        trainer_defaults={
-            "default_root_dir": "runs/last",
-            "use_distributed_sampler": False,
-            "num_sanity_val_steps": 0,
-            "enable_progress_bar": bar,
-            "enable_model_summary": bar,
-            "log_every_n_steps": 1,
-            "plugins": [{"class_path": "segkit.run.CompleteCheckpoints"}],
-        },
-    )
+    try:
+        TrainCLI(
+            SegmentationModule,
+            SegmentationData,
+            args=arguments,
+            seed_everything_default=0,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            trainer_defaults={
+                "default_root_dir": "runs/last",
+                "use_distributed_sampler": False,
+                "num_sanity_val_steps": 0,
+                "enable_progress_bar": bar,
+                "enable_model_summary": bar,
+                "log_every_n_steps": 1,
+                "plugins": [{"class_path": "segkit.run.CompleteCheckpoints"}],
+            },
+        )
+    except MisconfigurationException as error:  # of Lightning, about its own options
+        raise ValueError(str(error)) from error
 
 
 def quiet() -> None:

@@ -84,9 +84,13 @@ def test_an_error_is_one_line(config: Path, tmp_path: Path, capsys: pytest.Captu
     for folder, options, message in (
         (tmp_path, ["--data.root=nowhere"], "nowhere/train/images: No such file or directory"),
         (tmp_path, ["--model.loss.edge_weight=-1"], "edge_weight: expected"),
+        (tmp_path, ["--trainer.accelerator=mps"], "train.py: "),
+        (tmp_path, ["--best.monitor=val/other"], "monitor='val/other'"),
     ):
         assert run_in(folder, config, *options) == 1
-        assert message in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.slow

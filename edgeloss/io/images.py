@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -92,11 +91,7 @@ def picture_size(path: Path) -> tuple[int, int, int]:
 
 def orientation(picture: Image.Image) -> int:
     """Return the EXIF orientation of a picture, 1 without one or if it is damaged."""
-    value: object = 1
-    # Of damaged metadata Pillow raises exceptions of many types; the pixels can be read all the same.
-    with suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        value = picture.getexif().get(_ORIENTATION, 1)
+    value = picture.getexif().get(_ORIENTATION, 1)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 

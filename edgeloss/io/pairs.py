@@ -170,28 +170,29 @@ _FLAGS = {"prediction": "pred", "second": "pred"}
 
 def _list_files(folder: Folder) -> dict[str, Path]:
     """Return the files of a folder by their relative path without suffix and without what ``ends`` names."""
-    before, has_stem, after = folder.ends.partition("{stem}")
+    ends = unicodedata.normalize("NFC", folder.ends)
+    before, has_stem, after = ends.partition("{stem}")
     if not has_stem:
-        before, after = "", folder.ends
+        before, after = "", ends
     files: dict[str, Path] = {}
     others: list[str] = []
     for path in sorted(_walk(folder.path)):
-        stem, suffix = os.path.splitext(path.name)
-        if suffix.lower() not in folder.suffixes:
+        # macOS has written names in another form than other systems do.
+        relative = PurePosixPath(unicodedata.normalize("NFC", path.relative_to(folder.path).as_posix()))
+        if relative.suffix.lower() not in folder.suffixes:
             continue
-        whole = path.name if after and path.name.endswith(after) else stem
+        whole = relative.name if after and relative.name.endswith(after) else relative.stem
         if not (whole.startswith(before) and whole.endswith(after) and len(whole) > len(before) + len(after)):
             others.append(path.name)
             continue
-        key = whole[len(before) : len(whole) - len(after)]
-        name = unicodedata.normalize("NFC", (path.parent.relative_to(folder.path) / key).as_posix())
+        name = str(relative.parent / whole[len(before) : len(whole) - len(after)])
         if name in files:
             raise InputError(f"{path}: expected one file per name, but got {files[name]} too; rename one of them")
         files[name] = path
     if not files:
         pattern = folder.ends if has_stem else f"NAME{folder.ends}"
-        told = f"{pattern}, but got {', '.join(others[:_SHOWN])}" if others else ", ".join(folder.suffixes)
-        raise InputError(f"{folder.path}: expected {told if others else f'{told} files, but got none'}")
+        expected = pattern if others else f"{', '.join(folder.suffixes)} files"
+        raise InputError(f"{folder.path}: expected {expected}, but got {', '.join(others[:_SHOWN]) or 'none'}")
     return files
 
 

@@ -176,6 +176,7 @@ def paired(root: Path, *, preds: str = "", masks: str = "") -> list[str]:
         (["L/b.npy", "M/x/y/b.png"], "", "", ["b"]),  # nested in one of them only
         (["L/x/1.npy", "L/y/1.npy", "M/x/1.png", "M/y/1.png"], "", "", ["x/1", "y/1"]),
         (["L/.hidden/1.npy", "L/1.npy", "M/1.png", "M/._1.png"], "", "", ["1"]),
+        (["L/a.npy", f"M/a_{unicodedata.normalize('NFD', 'é')}.png"], "", "_é", ["a"]),
         ([f"L/{unicodedata.normalize('NFD', 'é')}.npy", f"M/{unicodedata.normalize('NFC', 'é')}.png"], "", "", ["é"]),
     ],
 )

@@ -244,7 +244,7 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 names or (),
                 drawn,
                 config=config.read_text("utf-8") if config.exists() else "",
-                weights=Options.from_attributes(criterion).term_weights(),
+                weights=Options.from_attributes(criterion).term_weights() | {"edge_focused": criterion.edge_weight},
                 best=self.best(trainer),
             )
 

@@ -21,19 +21,23 @@ from edgeloss.viz.scores import shown_figures, small_jpeg
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
-_TERMS = ("cross_entropy", "same_side", "other_side", "region")
+_TERMS = ("cross_entropy", "edge_focused", "region")  # that add up to the loss
 
 # Titles of the pictures, and the figures that each shows if the run has them.
 _CURVES = (
     ("Loss", ("train/loss", "val/loss")),
     ("Terms in training, times their weights", tuple(f"train/{name}" for name in _TERMS)),
     ("Terms in validation, times their weights", tuple(f"val/{name}" for name in _TERMS)),
+    ("Edge terms in validation, before the focus", ("val/same_side", "val/other_side")),
     ("IoU in validation", ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")),
     ("Boundary F1 in validation", _F1),
     ("Accuracy in validation", ("val/accuracy", "val/edge_accuracy", "val/interior_accuracy")),
-    ("Share of each term in the gradient", tuple(f"train/gradient_share/{name}" for name in _TERMS)),
+    (
+        "Share of each term in the gradient",
+        tuple(f"train/gradient_share/{name}" for name in ("cross_entropy", "edge", "region")),
+    ),
     ("Learning rate", ("lr",)),
-    ("Weight of the edge terms", ("edge_weight",)),
+    ("Weight of the edge terms", ("edge_weight", "train/edge_focus", "val/edge_focus")),
 )
 _NAMES = {
     "train/loss": "training, mean of the steps",

@@ -16,16 +16,16 @@ from torchmetrics import MeanMetric
 import edgeloss
 from edgeloss import EdgeAwareLoss
 from edgeloss.io import InputError
-from edgeloss.options import Options
 from segkit.balance import data_edge_class_weight
 from segkit.folder import RunOptions
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
-from segkit.scores import LabelsSeen, flatten, gradient_shares, loss_figures, validation_metrics
+from segkit.scores import LabelsSeen, flatten, gradient_shares, label_sums, loss_figures, validation_metrics
 
-TERMS = ("cross_entropy", "same_side", "other_side", "region")
-FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, "edge", "edge_fraction")]
+TERMS = ("cross_entropy", "edge", "region")
+_FIGURES = ("same_side", "other_side", "edge_focused", "edge_focus", "edge_fraction")
+FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, *_FIGURES)]
 FIGURES += ["train/loss", "lr", "edge_weight", *(f"train/gradient_share/{name}" for name in TERMS)]
 FIGURES += ["val/accuracy", "val/edge_accuracy", "val/interior_accuracy"]
 
@@ -88,11 +88,9 @@ class SegmentationModule(LightningModule):
             self.network.compile()
         loss.ignore_index, loss.sync_normalizer = ignore_index, True
         loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
-        if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # averages of weights need its final size
-            loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
         self.criterion = loss.train()
         self.full_edge_weight = loss.edge_weight
-        weights = Options.from_attributes(loss).term_weights()
+        weights = {"cross_entropy": loss.ce_weight, "edge_focused": loss.edge_weight, "region": loss.region_weight}
         self.weights = {name: weight for name, weight in weights.items() if weight}
         self._edge_weight = partial(edge_weight, weight=loss.edge_weight, kind=edge_schedule, warmup=edge_warmup)
         self._optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
@@ -144,7 +142,10 @@ class SegmentationModule(LightningModule):
             total = int(self.trainer.estimated_stepping_batches)
             self.criterion.edge_weight = self._edge_weight(self.trainer.global_step, total)
             self.last_step = None
-            self._normalizer = self.criterion.step_normalizer(batch.step_labels) if accumulate > 1 else None
+            self._normalizer = None
+            if accumulate > 1:  # the gradient is that of the whole batch
+                w, n = zip(*(label_sums(self.criterion, y, len(self.classes)) for y in batch.step_labels), strict=True)
+                self._normalizer = sum(w), sum(n)
         if self.current_epoch == 0:
             self.seen.update(batch.labels)
         logits = self(batch.images)
@@ -183,7 +184,7 @@ class SegmentationModule(LightningModule):
         figures["train/edge_fraction"] = terms["edge_fraction"], valid
         figures["train/loss"] = self._loss(terms) * accumulate, images
         figures["lr"] = self.optimizers().param_groups[0]["lr"], images
-        figures["edge_weight"] = criterion.current_edge_weight, images
+        figures["edge_weight"] = criterion.edge_weight, images
         if self.shares_every and batch_idx % (self.shares_every * accumulate) == 0:
             shares = gradient_shares(criterion, logits, batch.labels)
             figures |= {f"train/gradient_share/{name}": (value, images) for name, value in shares.items()}

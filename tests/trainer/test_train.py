@@ -49,13 +49,20 @@ def test_files_of_a_run(trained: Path) -> None:
     }
     rows = metrics_of(trained)
     assert [row["epoch"] for row in rows] == [1, 2]
-    for name in ("train/loss", "train/edge_fraction", "train/gradient_share/region", "lr", "edge_weight"):
+    for name in (
+        "train/loss",
+        "train/edge_fraction",
+        "train/edge_focus",
+        "train/gradient_share/region",
+        "lr",
+        "edge_weight",
+    ):
         assert all(np.isfinite(row[name]) for row in rows), name
     for name in ("val/loss", "val/miou", "val/boundary_f1_1", "val/iou/box", "val/edge_accuracy"):
         assert all(row[name] >= 0 for row in rows), name
     assert rows[0]["lr"] == pytest.approx(0.003 * np.mean([1 / 3 * 1, 2 / 3 * (5 / 6) ** 0.9, (4 / 6) ** 0.9]), rel=0.1)
     for row, part in ((row, part) for row in rows for part in ("train", "val")):
-        total = row[f"{part}/cross_entropy"] + row[f"{part}/edge"] + 3 * row[f"{part}/region"]
+        total = row[f"{part}/cross_entropy"] + row[f"{part}/edge_focused"] + 3 * row[f"{part}/region"]
         assert row[f"{part}/loss"] == pytest.approx(total)
     page = (trained / "report.html").read_text("utf-8")
     (worst,) = parts_of(page, "gallery")

@@ -127,10 +127,9 @@ class _Convention(NamedTuple):
 
 
 def _percentile_by_area(distances: Array, areas: Array, share: float) -> float:
-    """Return the least distance within which at least a share of the area is."""
-    order = np.lexsort((areas, distances))
-    reached = np.cumsum(areas[order]) / areas.sum()
-    return float(distances[order[min(int(np.searchsorted(reached, share)), len(order) - 1)]])
+    """Return the least distance within which at least a share of the area is, from sorted distances."""
+    reached = np.cumsum(areas) / areas.sum()
+    return float(distances[min(int(np.searchsorted(reached, share)), len(reached) - 1)])
 
 
 def _percentile_by_count(distances: Array, areas: Array, share: float) -> float:
@@ -149,7 +148,10 @@ _CONVENTIONS: dict[Convention, _Convention] = {
 
 
 class Surface(NamedTuple):
-    """The elements of a surface: distances to the other surface, inf if that is empty, and areas; [N] each."""
+    """The elements of a surface: distances to the other surface, from near to far, and areas; [N] each.
+
+    Distances to an empty surface are inf.
+    """
 
     distances: Array
     areas: Array
@@ -181,9 +183,17 @@ def _find_pairs(maps: LabelMaps, rules: _Convention, spacing: Sequence[float]) -
         pairs = {}
         for c, (place, area, other_place, other_area) in enumerate(zip(*sides, strict=True)):
             if len(place) or len(other_place):
-                distances = _nearest(place, other_place, grid, spacing), _nearest(other_place, place, grid, spacing)
-                pairs[c] = Surface(distances[0], area), Surface(distances[1], other_area)
+                pairs[c] = (
+                    _surface(_nearest(place, other_place, grid, spacing), area),
+                    _surface(_nearest(other_place, place, grid, spacing), other_area),
+                )
         yield pairs
+
+
+def _surface(distances: Array, areas: Array) -> Surface:
+    """Return the surface with its elements sorted."""
+    order = np.argsort(distances)
+    return Surface(distances[order], areas[order])
 
 
 def _nearest(place: Array, others: Array, grid: Sequence[int], spacing: Sequence[float]) -> Array:

@@ -154,7 +154,7 @@ def continue_labels(maps: Tensor, width: int) -> Tensor:
     for image in thin.flatten(1).any(1).nonzero().flatten().tolist():
         holes = thin[image].nonzero(as_tuple=True)
         nearest = distance_transform_edt(void[image].cpu().numpy(), return_distances=False, return_indices=True)
-        source = [torch.from_numpy(index).long().to(maps.device)[holes] for index in nearest]
+        source = tuple(torch.from_numpy(index).long().to(maps.device)[holes] for index in nearest)
         for labels, filled in zip(maps[:, image], continued[:, image], strict=True):
             filled[holes] = labels[source]
     return continued

@@ -7,13 +7,10 @@ import io
 import math
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any
-
-from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss.cli.cases import Reader, find_cases, with_progress
-from edgeloss.cli.messages import rounded, say_wrote, to_json, write
-from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+from edgeloss.cli.messages import rounded, say, say_wrote, to_json, write
+from edgeloss.cli.scoring import Scoring
 from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present
 
@@ -24,23 +21,26 @@ def metrics(options: Namespace) -> None:
     """Print or write the scores of predictions."""
     reader, cases = Reader(options, needs_finite=True), find_cases(options)
     assert reader.num_classes is not None
-    shared: dict[str, Any] = {"ignore_index": reader.ignore_index, "average": "none"}
-    measures = {
-        "iou": MulticlassJaccardIndex(reader.num_classes, zero_division=math.nan, **shared),
-        "boundary_iou": BoundaryIoU(reader.num_classes, **shared),
-        **{f"boundary_f1_{radius}px": BoundaryF1(reader.num_classes, radius=radius, **shared) for radius in (1, 3, 5)},
-        "trimap_iou_3px": TrimapIoU(reader.num_classes, radius=3, **shared),
-    }
+    keeps_images = options.per_image is not None
+    scoring = Scoring(
+        options.scores, reader.num_classes, reader.ignore_index, options.spacing, keeps_images=keeps_images
+    )
     for files, said in with_progress(cases):
         said("measuring")
         case = reader.read(files)
         labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
-        for measure in measures.values():
-            measure.update(labels, case.target)
-    scores = {name: measure.compute().tolist() for name, measure in measures.items()}
+        scoring.add(case.name, labels, case.target)
+    scores = scoring.scores()
     names = reader.names or [str(c) for c in range(reader.num_classes)]
     rows = {name: {metric: values[c] for metric, values in scores.items()} for c, name in enumerate(names)}
     mean = {metric: mean_of_present(values) for metric, values in scores.items()}
+    if options.per_image is not None:
+        write(options.per_image, scoring.images_as_csv(names).encode())
+        say_wrote(options.per_image)
+
+    if left_out := scoring.left_out(names):
+        counts = ", ".join(f"{name} in {count}" for name, count in left_out.items())
+        say(f"note: no distance in images where one of the maps lacks a class: {counts}")
 
     output = options.output
     form = options.format or ("table" if output is None else output.suffix.lower()[1:])

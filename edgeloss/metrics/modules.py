@@ -122,7 +122,7 @@ class _SurfaceMetric(_Measured):
     @property
     def left_out(self) -> Tensor:
         """The number of images that have each class in one map only, so that no distance exists: [C] int64."""
-        (measure,) = self.measures.values()
+        measure = next(measure for measure in self.measures.values() if measure.kind.counts_areas)
         counts: Tensor = getattr(self, _state_name(measure, "left out"))
         return counts
 

@@ -9,17 +9,18 @@ from torch import Tensor
 
 from edgeloss.metrics.counts import BOUNDARY_F1, BOUNDARY_IOU, TRIMAP_IOU
 from edgeloss.metrics.measure import Average, Convention, Empty, Kind, Labels, Measure, Reduction, Spacing
-from edgeloss.metrics.modules import _Measured
+from edgeloss.metrics.modules import _SurfaceMetric
 from edgeloss.metrics.surfaces import AVERAGE_DISTANCE, HAUSDORFF, SURFACE_DICE
 
 
-class BoundaryScores(_Measured):
+class BoundaryScores(_SurfaceMetric):
     """Compute all boundary metrics over a set of images in one pass.
 
     Label maps are read once, borders are found once for all radii, and surfaces and their distances once for all
     surface metrics. Each score is that of its own class: :class:`BoundaryIoU`, :class:`BoundaryF1`,
     :class:`TrimapIoU`, :class:`HausdorffDistance`, :class:`AverageSurfaceDistance` and :class:`SurfaceDice`. Names of
-    scores end in the radius, tolerance or percentile, and in ``px`` without a spacing.
+    scores end in the radius, tolerance or percentile, and in ``px`` without a spacing. ``left_out`` counts the images
+    without a distance, per class.
 
     Args:
         num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.

@@ -191,8 +191,8 @@ def _find_pairs(maps: LabelMaps, rules: _Convention, spacing: Sequence[float]) -
 
 
 def _surface(distances: Array, areas: Array) -> Surface:
-    """Return the surface with its elements sorted."""
-    order = np.argsort(distances)
+    """Return the surface with its elements sorted, by distance and area so that sums round as in surface-distance."""
+    order = np.lexsort((areas, distances))
     return Surface(distances[order], areas[order])
 
 

@@ -75,7 +75,10 @@ def ours(pred: Any, target: Any, spacing: tuple[float, ...], convention: Any) ->
 
 
 def compare(pred: Any, target: Any, spacing: tuple[float, ...], library: str) -> tuple[int, list[str]]:
-    """Return how many scores of bool masks were compared, and those that differ by more than float32."""
+    """Return how many scores of bool masks were compared, and those that differ by more than rounding.
+
+    MONAI rounds the ranks of percentiles to float32.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = LIBRARIES[library](pred, target, spacing)
@@ -83,6 +86,6 @@ def compare(pred: Any, target: Any, spacing: tuple[float, ...], library: str) ->
     differ = [
         f"{name}: {own[name]} and {value}"
         for name, value in theirs.items()
-        if not math.isclose(own[name], value, rel_tol=1e-5, abs_tol=1e-6)
+        if not math.isclose(own[name], value, rel_tol=5e-5, abs_tol=1e-6)
     ]
     return len(theirs), differ

@@ -148,17 +148,12 @@ class Measure:
         check_choice("reduction", self.reduction, reductions)
         if self.validate is not None and not isinstance(self.validate, bool):
             raise TypeError(f"validate: expected a bool or None, but got {self.validate!r}")
-        if not self.multilabel and (classes := self._ignored_classes):
-            named = ", ".join(map(str, classes))
-            warnings.warn(
-                f"ignore_index: {named} is one of the {self.num_classes} classes: its pixels are void, and borders next"
-                " to them do not count; to leave class 0 out of the average pass include_background=False",
-                stacklevel=4,
-            )
 
     @property
-    def _ignored_classes(self) -> list[int]:
+    def ignored_classes(self) -> list[int]:
         """The classes whose pixels are void."""
+        if self.multilabel:
+            return []
         return [label for label in labels_of(self.ignore_index) if 0 <= label < self.num_classes]
 
     @property
@@ -169,6 +164,7 @@ class Measure:
 
     def evaluate(self, pred: Tensor, target: Tensor) -> Tensor:
         """Return the score of a batch."""
+        warn_of_ignored_classes(self)
         maps = self.read(pred, target)
         counts = self.count(maps)
         if self.reduction == "set":
@@ -198,7 +194,7 @@ class Measure:
     def score(self, counts: Tensor) -> Tensor:
         """Return the score of counts [rows, C], or with another reduction than "set" of [N, rows, C]."""
         weights, dtype = counts[..., -1, :], torch.get_default_dtype()
-        left_out = [] if self.multilabel or self.counted.get("class_agnostic") else self._ignored_classes
+        left_out = [] if self.counted.get("class_agnostic") else self.ignored_classes
         if not self.include_background and counts.shape[-1] > 1:
             left_out = [*left_out, 0]
         if self.average == "micro" and counts.shape[-1] > 1:
@@ -229,6 +225,17 @@ def added(counts: Tensor, axis: int) -> Tensor:
     if counts.is_floating_point():
         counts = counts.masked_fill(counts.isnan().any(-2, keepdim=True), 0)
     return counts.sum(axis)
+
+
+def warn_of_ignored_classes(measure: Measure) -> None:
+    """Warn if the pixels of a class are void."""
+    if classes := measure.ignored_classes:
+        warnings.warn(
+            f"ignore_index: {', '.join(map(str, classes))} is one of the {measure.num_classes} classes: its pixels are"
+            " void, and borders next to them do not count; to leave class 0 out of the average pass"
+            " include_background=False",
+            stacklevel=4,
+        )
 
 
 def warn_of_hidden_borders(name: str) -> None:

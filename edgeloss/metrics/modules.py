@@ -21,6 +21,7 @@ from edgeloss.metrics.measure import (
     Spacing,
     added,
     warn_of_hidden_borders,
+    warn_of_ignored_classes,
 )
 from edgeloss.metrics.surfaces import AVERAGE_DISTANCE, HAUSDORFF, SURFACE_DICE, count_left_out
 
@@ -39,6 +40,7 @@ class _Measured(Metric):
         super().__init__(**kwargs)
         self.measures, self._radii, self._hides_borders = dict(measures), tuple(radii), False
         first = next(iter(measures.values()))
+        warn_of_ignored_classes(first)
         shared = (
             "num_classes",
             "ignore_index",

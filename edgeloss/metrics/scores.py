@@ -77,6 +77,10 @@ class BoundaryScores(_SurfaceMetric):
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Store the options."""
+        several = {"radii": radii, "trimap_radii": trimap_radii, "percentiles": percentiles, "tolerances": tolerances}
+        for name, values in several.items():
+            if isinstance(values, str) or not isinstance(values, Sequence):
+                raise TypeError(f"{name}: expected a list of numbers, but got {values!r}; pass [{values!r}]")
         shared = num_classes, ignore_index, include_background, multilabel, across_void, average
 
         def measure(kind: Kind, scored: dict[str, Any], **counted: Any) -> Measure:  # noqa: ANN401

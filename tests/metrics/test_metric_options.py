@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import warnings
 from typing import Any
 
@@ -446,7 +447,23 @@ def test_all_scores_are_those_of_each(size: tuple[int, ...], options: dict[str, 
     assert list(values) == list(alone)
     for name, metric in alone.items():
         assert equal(metric.compute(), values[name]), name
+    restored = pickle.loads(pickle.dumps(scores)).compute()
+    assert all(equal(restored[name], value) for name, value in values.items())
+    assert scores.left_out.tolist() == alone["hausdorff_distance_95"].left_out.tolist()
     scores.reset()
     pred, target = np.zeros((2, 1, *size), dtype=np.int64)
     scores.update(torch.from_numpy(pred), torch.from_numpy(target))
     assert scores.compute()["boundary_f1_1" + unit].isnan().all()
+
+
+def test_wrong_options_of_all_scores() -> None:
+    for name in ("radii", "trimap_radii", "percentiles", "tolerances"):
+        with pytest.raises(TypeError, match=rf"{name}: expected a list of numbers, but got 3; pass \[3\]"):
+            BoundaryScores(4, **{name: 3})
+        with pytest.raises((TypeError, ValueError), match=r"expected a.* but got '3'"):
+            BoundaryScores(4, **{name: ["3"]})
+    with pytest.raises(ValueError, match=r"reduction: expected one of .* but got 'set'"):
+        BoundaryScores(4, reduction="set")
+    with pytest.warns(UserWarning, match="ignore_index: 0 is one of the 4 classes") as caught:
+        BoundaryScores(4, ignore_index=0)
+    assert len(caught) == 1

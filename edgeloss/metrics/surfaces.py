@@ -48,7 +48,7 @@ def element_areas(spacing: Sequence[float]) -> npt.NDArray[np.float64]:
     """
     if len(spacing) == 2:
         vertical, horizontal = spacing
-        diagonal = math.hypot(vertical, horizontal) / 2
+        diagonal = math.sqrt(vertical**2 + horizontal**2) / 2  # rounded as in surface-distance: half of an area is half
         half = [0, diagonal, diagonal, horizontal, diagonal, vertical, 2 * diagonal, diagonal]
         return np.array([*half, *half[::-1]])
     areas = np.zeros(256)

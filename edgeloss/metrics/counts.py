@@ -88,12 +88,16 @@ def _count(labels: Tensor, bins: int) -> Tensor:
     """Count the labels 0 to bins - 1, without -1, in each row [N, P]: [N, bins] int64."""
     counts = torch.zeros(len(labels), bins + 1, dtype=torch.int64, device=labels.device)
     if labels.is_cuda:  # bincount would synchronize with the device to find the largest label
-        index = labels.long() + 1
-        counts.scatter_add_(1, index, counts.new_ones(()).expand_as(index))
+        _add_ones(counts, labels.long() + 1)
     else:
         for row, total in zip(labels, counts, strict=True):
             total.copy_(torch.bincount(row + 1, minlength=bins + 1))
     return counts[:, 1:]
+
+
+def _add_ones(counts: Tensor, index: Tensor) -> None:
+    """Add 1 to the counts [N, bins] at each index [N, P], in place."""
+    counts.scatter_add_(1, index, counts.new_ones(()).expand_as(index))
 
 
 def score_iou(counts: Tensor) -> Tensor:

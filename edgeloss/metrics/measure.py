@@ -128,6 +128,11 @@ class Measure:
             raise ValueError(
                 "class_agnostic: expected False with multilabel=True, but got True; average the classes instead"
             )
+        if not self.include_background and options.get("class_agnostic"):
+            raise ValueError(
+                "class_agnostic: expected False with include_background=False, but got True; the borders of all classes"
+                " are one, those of class 0 too"
+            )
 
     def _check_shared(self) -> None:
         """Check the options that all metrics have."""

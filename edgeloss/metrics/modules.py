@@ -29,6 +29,8 @@ from edgeloss.metrics.surfaces import AVERAGE_DISTANCE, HAUSDORFF, SURFACE_DICE,
 class _Measured(Metric):
     """Base class of metrics whose state are counts: those of the set, or a list of those of images."""
 
+    hides_borders: Tensor  # in how many batches void was next to every border
+
     is_differentiable = False
     higher_is_better: bool | None = True
     full_state_update = False
@@ -38,7 +40,7 @@ class _Measured(Metric):
     def __init__(self, measures: Mapping[str, Measure], *, radii: Sequence[float] = (), **kwargs: Any) -> None:  # noqa: ANN401
         """Store the measures by name, and create their states; ``radii`` of Boundary F1 are counted together."""
         super().__init__(**kwargs)
-        self.measures, self._radii, self._hides_borders = dict(measures), tuple(radii), False
+        self.measures, self._radii = dict(measures), tuple(radii)
         first = next(iter(measures.values()))
         warn_of_ignored_classes(first)
         shared = (
@@ -52,6 +54,7 @@ class _Measured(Metric):
         )
         for option in shared:  # to be read
             setattr(self, option, getattr(first, option))
+        self.add_state("hides_borders", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         for measure in measures.values():
             is_set, empty = measure.reduction == "set", self._no_counts(measure)
             name, left_out = _state_name(measure), _state_name(measure, "left out")
@@ -75,7 +78,7 @@ class _Measured(Metric):
         maps = next(iter(self.measures.values())).read(preds, target, self._radii)
         for measure in {_state_name(measure): measure for measure in self.measures.values()}.values():
             counts, name = measure.count(maps), _state_name(measure)
-            self._hides_borders |= measure.hides_borders(counts, maps)
+            self.hides_borders = self.hides_borders + int(measure.hides_borders(counts, maps))
             if measure.kind.counts_areas:
                 left_out = _state_name(measure, "left out")
                 setattr(self, left_out, getattr(self, left_out) + count_left_out(counts))
@@ -93,18 +96,13 @@ class _Measured(Metric):
         counts = getattr(self, _state_name(measure))
         if isinstance(counts, list):
             counts = torch.cat([self._no_counts(measure), *counts])
-        if self._hides_borders and not bool(counts[..., -1, :].any()):
+        if self.hides_borders and not bool(counts[..., -1, :].any()):
             warn_of_hidden_borders(measure.kind.name)
         return measure.score(counts)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:  # noqa: ANN401
         """Plot values, by default that of :meth:`compute`; see :meth:`torchmetrics.Metric.plot`."""
         return self._plot(val, ax)
-
-    def reset(self) -> None:
-        """Forget all images."""
-        super().reset()
-        self._hides_borders = False
 
     def set_dtype(self, dst_type: str | torch.dtype) -> _Measured:
         """Return the metric as it is: counts of another dtype would be others."""
@@ -113,7 +111,7 @@ class _Measured(Metric):
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Add up or gather the counts of all ranks, of which some may have no image."""
         for measure in self.measures.values():
-            if getattr(self, name := _state_name(measure)) == []:
+            if isinstance(state := getattr(self, name := _state_name(measure)), list) and not state:
                 setattr(self, name, [self._no_counts(measure)])
         super()._sync_dist(*args, **kwargs)
 

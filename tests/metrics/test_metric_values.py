@@ -10,7 +10,7 @@ import torch
 from slow_metrics import FUNCTIONS, VOID, blobs, slow_scores
 from torch import Tensor
 
-from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, counts, trimap_iou
 
 
 def assert_equals_slow_version(function: Any, pred: Tensor, target: Tensor, classes: int, options: Any) -> None:
@@ -155,6 +155,14 @@ def test_multilabel_scores_are_those_of_each_class_by_itself(name: str, size: tu
     torch.testing.assert_close(metric.compute(), scores, equal_nan=True)
 
 
+def test_counting_of_gpus_is_that_of_cpus() -> None:
+    labels = torch.randint(-1, 5, (3, 40), dtype=torch.int16)
+    scattered = torch.zeros(3, 6, dtype=torch.int64)
+    counts._add_ones(scattered, labels.long() + 1)
+    assert torch.equal(scattered[:, 1:], counts._count(labels, 5))
+    assert counts._count(labels[:0], 5).shape == (0, 5)
+
+
 def test_many_classes() -> None:
     # Labels beyond 16 bits, and hundreds of words with few bits set.
     pred, target = blobs(1, 12, 12, 3)
@@ -196,6 +204,13 @@ WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
         "expected labels 0 to 1, or .* got 2 at 48 pixels",
     ),
     (ZEROS, ZEROS, {"multilabel": True, "class_agnostic": True}, ValueError, "expected False with multilabel=True"),
+    (
+        ZEROS,
+        ZEROS,
+        {"include_background": False, "class_agnostic": True},
+        ValueError,
+        "class_agnostic: expected False with include_background=False, but got True; the borders",
+    ),
     (ZEROS, ZEROS, {"multilabel": True, "num_classes": 0}, ValueError, "num_classes: expected an int ≥ 1, but got 0"),
     (
         ZEROS,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from edgeloss.cli.cases import Reader, find_cases, with_progress
 from edgeloss.cli.messages import rounded, say, say_wrote, to_json, write
-from edgeloss.cli.scoring import Scoring
+from edgeloss.cli.scoring import Scoring, check_per_image
 from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present
 
@@ -21,6 +21,7 @@ def metrics(options: Namespace) -> None:
     """Print or write the scores of predictions."""
     reader, cases = Reader(options, needs_finite=True), find_cases(options)
     assert reader.num_classes is not None
+    check_per_image(options.per_image, (options.pred, options.mask, options.output))
     keeps_images = options.per_image is not None
     scoring = Scoring(
         options.scores, reader.num_classes, reader.ignore_index, options.spacing, keeps_images=keeps_images

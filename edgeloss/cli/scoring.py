@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +19,30 @@ from edgeloss.io import InputError
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, BoundaryScores, TrimapIoU
 
 Scores = Mapping[str, list[float]]  # a value per class by metric
+_HEADER = ["image", "class", "score", "value"]
+
+
+def check_per_image(path: Path | None, others: Iterable[Path | None]) -> None:
+    """Check that the file for the scores of images is a new one, or an earlier one of its kind.
+
+    Args:
+        path: the file; None for none.
+        others: the inputs and the output.
+
+    Raises:
+        InputError: if the file is one of the others, or was not written by this command.
+    """
+    if path is None:
+        return
+    if any(other is not None and os.path.realpath(other) == os.path.realpath(path) for other in others):
+        raise InputError(f"{path}: expected another path than the inputs and --output, but got one of them")
+    if path.is_dir():
+        raise InputError(f"{path}: expected a file to write to, but got a folder")
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            is_own = file.read(200).startswith(",".join(_HEADER).encode())
+        if not is_own:
+            raise InputError(f"{path}: expected a new file, but got another one; choose another --per-image")
 
 
 class Scoring:
@@ -74,7 +100,7 @@ class Scoring:
         """Return a line per image, class and score; nan is an empty field."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", "class", "score", "value"])
+        writer.writerow(_HEADER)
         for image, scores in (self._images or {}).items():
             for score, values in scores.items():
                 for name, value in zip(classes, values, strict=True):

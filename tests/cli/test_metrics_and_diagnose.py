@@ -103,6 +103,19 @@ def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
     assert len(table) == C + 2
     assert "hausdorff distance 95" in table[0]
 
+    (folders / "notes.txt").write_text("mine")
+    for path, message in (
+        (folders / "preds", "expected another path than the inputs and --output, but got one of them"),
+        (folders / "out.csv", "expected another path than the inputs and --output, but got one of them"),
+        (folders, "expected a file to write to, but got a folder"),
+        (folders / "notes.txt", "expected a new file, but got another one; choose another --per-image"),
+    ):
+        ran = measure(run, folders, "--per-image", path, "-o", folders / "out.csv")
+        assert ran.code == 2
+        assert f"{path}: {message}" in ran.err
+    assert (folders / "notes.txt").read_text() == "mine"
+    assert measure(run, folders, "--per-image", folders / "images.csv").code == 0  # its own file again
+
     ran = measure(run, folders, "--spacing", 0)
     assert ran.code == 2
     assert "--spacing: expected" in ran.err

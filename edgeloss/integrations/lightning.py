@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from PIL import Image
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss
-from edgeloss.integrations.run_page import Row, write_run_page
+from edgeloss.integrations.run_page import Row, best_epoch, write_run_page
 from edgeloss.io import atomic_write
 from edgeloss.options import Options
 from edgeloss.viz import compute_arrays, panel
@@ -118,6 +119,9 @@ def _log_panel(trainer: Trainer, name: str, figure: Figure) -> None:
 class WriteRunPage(Callback):  # type: ignore[misc]
     """Write the figures of a run after each epoch, and a page about it at the end.
 
+    The best epoch of the page is that of the first ``ModelCheckpoint`` with a ``monitor``, else that of the highest
+    ``val/miou``.
+
     ``metrics.csv`` and ``metrics.json`` in ``default_root_dir`` have a row per epoch, with everything that the module
     logs by epoch. After the last one ``report.html`` shows their curves, the scores per class, and the loss maps of the
     validation images with the highest edge loss. The rows are part of checkpoints, so a resumed run continues them.
@@ -198,7 +202,17 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 drawn,
                 config=config.read_text("utf-8") if config.exists() else "",
                 weights=Options.from_attributes(criterion).term_weights(),
+                best=self.best(trainer),
             )
+
+    def best(self, trainer: Trainer) -> tuple[str, Row]:
+        """Return the figures of the epoch of the best checkpoint, and the metric by which it is the best."""
+        saving = (one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint) and one.monitor)
+        if (checkpoint := next(saving, None)) is None:
+            return best_epoch(self.history)
+        name, score = checkpoint.monitor, checkpoint.best_model_score
+        saved = [row for row in self.history if score is not None and row.get(name) == float(score)]
+        return (name, saved[0]) if saved else best_epoch(self.history, name, checkpoint.mode)
 
     def _write(self, folder: Path, names: Sequence[str]) -> None:
         text = io.StringIO(newline="")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss import EdgeAwareLoss
@@ -48,6 +48,33 @@ def validation_metrics(
             "trimap_iou_3": TrimapIoU(**options, radius=3),
         }
     )
+
+
+class LabelsSeen(Metric):
+    """Which labels occur: those of the classes, and at last ``ignore_index``, in [C + 1] of bool.
+
+    Args:
+        num_classes: C.
+        ignore_index: the label of void pixels.
+    """
+
+    is_differentiable, higher_is_better, full_state_update = False, None, False
+
+    def __init__(self, num_classes: int, ignore_index: int) -> None:
+        """Store the options."""
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.counts: Tensor
+        none = torch.zeros(num_classes + 1, dtype=torch.int64)
+        self.add_state("counts", none, dist_reduce_fx="sum", persistent=True)
+
+    def update(self, labels: Tensor) -> None:
+        """Add labels [B, *S]."""
+        self.counts[labels.where(labels != self.ignore_index, len(self.counts) - 1).flatten()] = 1
+
+    def compute(self) -> Tensor:
+        """Return which labels occurred in any process."""
+        return self.counts > 0
 
 
 def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, Tensor]:

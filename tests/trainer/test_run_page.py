@@ -16,7 +16,7 @@ from page_data import parts_of
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from edgeloss.integrations.run_page import Row, write_run_page
+from edgeloss.integrations.run_page import Row, best_epoch, write_run_page
 from edgeloss.viz import compute_arrays
 from edgeloss.viz.coloring import read_look
 
@@ -80,6 +80,23 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert "Share of each term in the gradient, same side: 33.3%" in note["text"]
 
 
+def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
+    scores = zip((0.35, 0.39, 0.42), (0.62, 0.58, 0.60), strict=True)
+    history = [{**row_of(k, miou), "val/boundary_f1_1": f1} for k, (miou, f1) in enumerate(scores, 1)]
+    assert best_epoch(history) == ("val/miou", history[2])
+    assert best_epoch(history, "val/boundary_f1_1") == ("val/boundary_f1_1", history[0])
+    assert best_epoch(history, "val/boundary_f1_1", "min") == ("val/boundary_f1_1", history[1])
+    assert best_epoch(history, "nothing") == ("val/miou", history[2])
+    assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
+    page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
+    (tiles,) = parts_of(page, "tiles")
+    values = dict(tiles["values"])
+    assert (values["best epoch, by boundary F1, 1 px"], values["its mean IoU"]) == ("1", "35.0%")
+    assert (values["its boundary F1, 1 px"], values["last mean IoU"]) == ("62.0%", "42.0%")
+    (tables,) = parts_of(page, "tables")
+    assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
+
+
 def test_worst_images_are_thumbnails_of_their_errors_and_markup_is_text(tmp_path: Path) -> None:
     folder = tmp_path / "a <i>run"
     folder.mkdir()
@@ -122,8 +139,8 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert tiles == {
         "epochs": "4",
         "training time": "0:02:40",
-        "best mean IoU": "75.0%",
-        "best epoch": "2",
+        "best epoch, by mean IoU": "2",
+        "its mean IoU": "75.0%",
         "last mean IoU": "40.0%",
         "images per second": "12.5",
         "skipped steps, not finite": "2",

@@ -37,7 +37,7 @@ def surface_distance(pred: Any, target: Any, spacing: tuple[float, ...]) -> Scor
     from surface_distance import metrics as library
 
     vars(library)["ndimage"] = types.SimpleNamespace(filters=ndimage, morphology=ndimage)
-    vars(library)["np"] = types.SimpleNamespace(**vars(np), Inf=np.inf, NaN=np.nan)
+    vars(library)["np"] = types.SimpleNamespace(**{**vars(np), "Inf": np.inf, "NaN": np.nan})
     distances = library.compute_surface_distances(target, pred, spacing)
     scores = {f"hd{p}": library.compute_robust_hausdorff(distances, p) for p in PERCENTILES}
     scores["asd"] = library.compute_average_surface_distance(distances)[1]

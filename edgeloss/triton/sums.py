@@ -24,8 +24,8 @@ from edgeloss.triton.tiles import IGNORED, area_of, cdiv, constant, launcher, po
 
 ROWS, OF_LABELS = tl.constexpr(len(SumRow)), tl.constexpr(SumRow.WEIGHT)
 AT_ONCE = 4096  # sums of programs
-TABLES, CLASSES = tl.constexpr(128), tl.constexpr(32)  # of the tables of an image, at once
-CROSS_ENTROPY, W, VALID, EDGES, _ = map(tl.constexpr, SumRow)
+TABLES, CLASSES = tl.constexpr(64), tl.constexpr(32)  # of the tables of an image, at once
+CROSS_ENTROPY, W, VALID, EDGES = map(tl.constexpr, [*SumRow][: SumRow.WRONG])
 PRIOR_SHARE, QUADRATURE = tl.constexpr(PRIOR), tl.constexpr(NODES)
 # The sums over the images of a class: Σ v, n Φ(t), n φ(t), Σ v S and Σ v O.
 NUMBER, FOCUSED, SLOPE, SAME, OTHER, COLUMNS = map(tl.constexpr, range(6))
@@ -389,8 +389,17 @@ def reduce_kernel(
 
 
 @lru_cache(maxsize=64)
-def _nodes(nodes: tuple[float, ...], weights: tuple[float, ...], device: torch.device) -> Tensor:
+def _quadrature(nodes: tuple[float, ...], weights: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor([*nodes, *weights], dtype=torch.float64, device=device)
+
+
+def _parts(images: int, number: int) -> tuple[bool, int, int, int]:
+    """Return whether one program has all images and classes, how many of these are at once, and images of a part."""
+    classes, images = power_of_2(number), max(images, 1)
+    is_small = classes * images <= SMALL
+    classes = classes if is_small else min(classes, CLASSES.value)
+    rows = min(max(1, PLACES.value // classes), power_of_2(images))
+    return is_small, rows, classes, rows * cdiv(cdiv(images, rows), 1 if is_small else PARTS)
 
 
 def reduce(
@@ -401,44 +410,39 @@ def reduce(
     edge_class_weight: Tensor | None,
     normalizer: Tensor | None,
     tables: int,
-    balanced: bool,
-    mean: bool,
-    wide: bool,
     *others: Any,  # noqa: ANN401
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, its derivatives and its figures; the arguments are those of the operator."""
-    ce_weight, edge_weight, other_side, same_side, of_regions, gamma, nodes, node_weights = others
+    is_balanced, mean, wide, ce_weight, edge_weight, other_side, same_side, of_regions, gamma, *nodes = others
     classes, number, images = edge_sums.shape[2], edge_sums.shape[2] * tables, edge_sums.shape[1] // tables
+    is_small, rows, columns, of_part = _parts(images, number)
+    parts, is_scalar = max(1, cdiv(images, of_part)), normalizer is not None and len(normalizer) == 2
+    u = None if edge_class_weight is None else edge_class_weight.contiguous()
     loss = sums.new_empty((), dtype=torch.float64 if wide else torch.float32)
     slopes, values = sums.new_empty(1 + 2 * edge_sums[0].numel() + len(region)), sums.new_empty(len(VALUES))
-    # Of a multilabel call a class is a binary problem.
-    uniform = other_side * math.log(classes / (classes - 1)) + same_side * math.log(classes)
     scale = other_side + same_side
-    quadrature = _nodes(tuple(nodes), tuple(node_weights), sums.device) if gamma and scale else None
-    error = -math.expm1(-uniform / scale) if scale else 1.0
-    columns = power_of_2(number)
-    is_small = columns * max(images, 1) <= SMALL
-    columns = columns if is_small else min(columns, CLASSES.value)
-    rows = min(max(1, PLACES.value // columns), power_of_2(max(images, 1)))
-    of_part = rows * cdiv(cdiv(max(images, 1), rows), 1 if is_small else PARTS)
-    parts, is_scalar = max(1, cdiv(images, of_part)), normalizer is not None and len(normalizer) == 2
-    found = sums.new_empty(parts * COLUMNS.value * number)
-    flags = constant(balanced), constant(is_scalar)
-    of = Classes(found, constant(parts), number, edge_class_weight, normalizer, *flags)
-    regions = Regions(region, region_weight, len(region)) if len(region) else None
-    given = sums, edge_sums, region, region_weight, edge_class_weight, normalizer, quadrature
-    launch = partial(launcher(*given, images, number, len(region), balanced, mean, wide), warps=8, fuses=False)
-    results, of_mean, of_rows = (loss, slopes, values), constant(mean), constant(rows)
-    of_focus = float(other_side), float(same_side), uniform, error, float(gamma)
+    uniform = other_side * math.log(classes / (classes - 1)) + same_side * math.log(classes)  # of multilabel, 2 classes
+    quadrature = _quadrature(*map(tuple, nodes), sums.device) if gamma and scale else None
+    flags = constant(is_balanced), constant(is_scalar)
+    of = Classes(sums.new_empty(parts * COLUMNS.value * number), constant(parts), number, u, normalizer, *flags)
+    results = Regions(region, region_weight, len(region)) if len(region) else None, loss, slopes, values
+    of_focus = (
+        float(other_side),
+        float(same_side),
+        uniform,
+        -math.expm1(-uniform / scale) if scale else 1.0,
+        float(gamma),
+    )
     of_terms = float(ce_weight), float(edge_weight), float(of_regions)
+    given = sums, edge_sums, region, region_weight, u, normalizer, quadrature, is_balanced, is_scalar, mean, wide
+    launch = partial(launcher(*given, images, number, len(region)), warps=8, fuses=False)
     with torch.cuda.device_of(sums):
         if is_small:
-            of_all = sums, edge_sums, of, regions, *results, quadrature, images
-            launch(reduce_kernel, 1, 1, columns, *of_all, *of_focus, *of_terms, of_mean, of_rows)
+            of_all = sums, edge_sums, of, *results, quadrature, images, *of_focus, *of_terms, constant(mean)
+            launch(reduce_kernel, 1, 1, columns, *of_all, constant(rows))
         else:
-            of_images = edge_sums, of, slopes, quadrature, images, of_part
-            launch(focus_kernel, parts, number, columns, *of_images, *of_focus, of_rows)
-            programs = min(LOSSES, cdiv(images * number, PLACES.value))
-            given = sums, of, regions, *results, images, *of_focus[:2], *of_terms, of_mean
-            launch(loss_kernel, programs, 1, PLACES.value, *given)
+            of_images = edge_sums, of, slopes, quadrature, images, of_part, *of_focus
+            launch(focus_kernel, parts, number, columns, *of_images, constant(rows))
+            to, block = (sums, of, *results, images, *of_focus[:2], *of_terms, constant(mean)), PLACES.value
+            launch(loss_kernel, min(LOSSES, cdiv(images * number, block)), 1, block, *to)
     return loss, slopes, values

@@ -121,7 +121,7 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         if present is None:
             region.zero_()
         else:
-            region_terms(*_averages(call, maps), maps.map_class, region, maps.slopes, call.launch)
+            region_terms(*_averages(call, maps), maps.map_class, region, maps.region_slopes, call.launch)
     return *outputs, *state
 
 

@@ -283,7 +283,7 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
 def load_slopes(maps, image, start, a, grid):
     """Return the slopes of maps of an image at averages a, one for all pixels or one for each, 0 without a map."""
     of_image = image * grid.maps * area_of(grid.averages)
-    return tl.load(maps.slopes + of_image + start + a, mask=start >= 0, other=0.0)
+    return tl.load(maps.region_slopes + of_image + start + a, mask=start >= 0, other=0.0)
 
 
 @triton.jit
@@ -356,7 +356,7 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
             rest -= sum_t
             t_likely = of_likely / (1 + pixel.r)
     average, base, to_region = p, rest * 0, rest * 0
-    if maps.slopes is not None:
+    if maps.region_slopes is not None:
         z, row, column = place_of(p, grid.size)
         average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
         average = tl.where(ok_there, average, 0)
@@ -420,19 +420,19 @@ def write_gradient(x, g, maps, in_part, image, inside, grid, state, further):
     Of many classes most have no map of averages: those that have are written again, with their slopes. So are those
     around pixels next to more than one.
     """
-    SPARSE: tl.constexpr = maps.slopes is not None and x.classes > MANY
+    SPARSE: tl.constexpr = maps.region_slopes is not None and x.classes > MANY
     pixel, average = state.pixel, state.average
     # Of loads before a store: with slopes, more of them take longer.
-    PAIRS: tl.constexpr = x.classes == 2 or (maps.slopes is not None and not SPARSE)
+    PAIRS: tl.constexpr = x.classes == 2 or (maps.region_slopes is not None and not SPARSE)
     numbers = (0,) if further is not None else (0, 1) if PAIRS else (0, 1, 2, 3)
     for start in range(0, x.classes, len(numbers)):
         values = [load(x, pixel.at, start + i, pixel.read & (start + i < x.classes)) for i in numbers]
         slopes = state.rest
-        if maps.slopes is not None and not SPARSE:
+        if maps.region_slopes is not None and not SPARSE:
             starts = [of_class_map(maps, image, start + i, start + i < x.classes, grid) for i in numbers]
             slopes = [load_slopes(maps, image, of_map, average, grid) for of_map in starts]
         for i in tl.static_range(len(numbers)):
-            slope = None if maps.slopes is None else 0.0 if SPARSE else slopes[i]
+            slope = None if maps.region_slopes is None else 0.0 if SPARSE else slopes[i]
             write_class(x, g, in_part, image, inside, values[i], start + i, slope, state, further, 0.0, grid)
     if SPARSE:
         place = 0
@@ -447,7 +447,7 @@ def write_gradient(x, g, maps, in_part, image, inside, grid, state, further):
         k, weight = further_class(y * 0 + IGNORED, maps, start, pixel.p, y, state.first, grid)
         while some(k >= 0):
             v, of_average = load(x, pixel.at, k, k >= 0), None
-            if maps.slopes is not None:
+            if maps.region_slopes is not None:
                 of_average = load_slopes(maps, image, of_class_map(maps, image, k, k >= 0, grid), average, grid)
             p, left, is_likely = share(v, pixel)
             weight = tl.where(is_likely | (k < 0), 0.0, weight * other_side_factor(x, further[4], image, k, k >= 0))

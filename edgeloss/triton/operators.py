@@ -28,7 +28,7 @@ class Maps(NamedTuple):
     across: Any  # v / D' of edge pixels, 0 of others where their tile has some
     least_across: Any  # with decay, the distance that ``across`` counts from
     field: Any  # with decay, distances
-    slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
+    region_slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
     map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
     class_map: Any  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
     same: Any = None  # v / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
@@ -63,7 +63,7 @@ def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
         across=new(edges),
         least_across=new(decays),
         field=new(decays) if inputs.distance is None else inputs.distance,
-        slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
+        region_slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
         map_class=new(regions, torch.int16, of_maps),
         class_map=new(regions, torch.int32, (shape[0], classes)),
         same=new(edges),

@@ -38,18 +38,6 @@ inline void dtype(const char* name, const Tensor& x, Types types) {
                   torch::headeronly::toString(x.scalar_type()));
 }
 
-// Whether the pixels of an image are evenly spaced, as Steps reads them.
-inline bool is_evenly_spaced(const Tensor& x) {
-  if (x.numel() == 0) return true;
-  int64_t next = -1;  // the step that the next axis outwards must have
-  for (int64_t axis = x.dim() - 1; axis >= 2; --axis) {
-    if (x.size(axis) == 1) continue;
-    if (next >= 0 && x.stride(axis) != next) return false;
-    next = x.stride(axis) * x.size(axis);
-  }
-  return true;
-}
-
 // Compares the tensors of one call with its logits.
 class Checker {
  public:
@@ -108,5 +96,27 @@ class Checker {
   const Tensor& logits_;
   int64_t dims_;
 };
+
+// Of `reduce`.
+inline void check_sums(const Tensor& sums, const Tensor& edge_sums, const Tensor& region, const Tensor& region_weight,
+                       const std::optional<Tensor>& edge_class_weight, const std::optional<Tensor>& normalizer,
+                       int64_t tables) {
+  STD_TORCH_CHECK(edge_sums.dim() == 3 && edge_sums.size(0) == EdgeRow::kCount && edge_sums.size(2) > 1,
+                  "edge_sums: expected [3, B, C], but got ", text(sizes_of(edge_sums)));
+  STD_TORCH_CHECK(tables >= 1 && edge_sums.size(1) % tables == 0, "tables: expected a divisor of ", edge_sums.size(1),
+                  ", but got ", tables);
+  const int64_t classes = tables * edge_sums.size(2);
+  const auto flat = [](const char* name, const Tensor& x, int64_t length, Types types) {
+    STD_TORCH_CHECK(x.is_cpu() && x.is_contiguous() && x.numel() == length, name, ": expected ", length,
+                    " contiguous elements on the CPU, but got ", text(sizes_of(x)));
+    dtype(name, x, types);
+  };
+  flat("sums", sums, Row::kCount, {ScalarType::Double});
+  flat("edge_sums", edge_sums, edge_sums.numel(), {ScalarType::Double});
+  flat("region", region, region.numel(), {ScalarType::Double});
+  flat("region_weight", region_weight, region.numel(), {ScalarType::Double});
+  if (edge_class_weight) flat("edge_class_weight", *edge_class_weight, classes, kReal);
+  if (normalizer) flat("normalizer", *normalizer, normalizer->numel() == 2 ? 2 : 1 + classes, {ScalarType::Double});
+}
 
 }  // namespace edgeloss::checks

@@ -9,21 +9,17 @@
 
 namespace edgeloss {
 
-// Rows of `sums`: the weighted sums of the terms, of the weights, and counts of pixels.
+// Rows of `sums`, over the batch: the weighted sum of the cross-entropy, that of its weights, and counts of pixels.
 struct Row {
-  enum : int {
-    kCrossEntropy,
-    kSameSide,
-    kOtherSide,
-    kWeight,
-    kEdgeWeight,
-    kValid,
-    kEdges,
-    kWrong,
-    kCount,
-    kTerms = kWeight,  // the rows before it are sums of terms
-  };
+  enum : int { kCrossEntropy, kWeight, kValid, kEdges, kWrong, kCount };
 };
+
+// Rows of `edge_sums`, over the edge pixels of a class in an image: of their weights, and the weighted terms.
+struct EdgeRow {
+  enum : int { kWeight, kSameSide, kOtherSide, kCount };
+};
+
+constexpr int64_t kMaps = 3;  // terms of each pixel: the cross-entropy, S and O
 
 // Two lists of numbers cross the operator, in the order of edgeloss/fused.py, which makes them.
 struct Options {
@@ -31,7 +27,6 @@ struct Options {
   int64_t validate;  // 0 counts labels out of range as ignored; 1 and 2 raise an error
   int64_t tables;    // of class weights, as in Geometry
   bool edges;        // with the edge terms
-  bool count_edges;  // per class
   bool regions;      // with the region term
   bool gathers;      // the edge terms by pairs of pixels, as in neighbors/gather.h, not by weights from the labels
   bool maps;         // the terms of each pixel too, those of edges where neighbors are gathered
@@ -42,18 +37,17 @@ struct Options {
   double spacing[3];
 
   Options(const std::vector<int64_t>& integers, const std::vector<double>& reals) {
-    STD_TORCH_CHECK(integers.size() == 12 && reals.size() == 6, "options: expected 12 integers and 6 reals, but got ",
+    STD_TORCH_CHECK(integers.size() == 11 && reals.size() == 6, "options: expected 11 integers and 6 reals, but got ",
                     integers.size(), " and ", reals.size());
     ignore_index = integers[0];
     validate = integers[1];
     tables = integers[2];
     edges = integers[3];
-    count_edges = integers[4];
-    regions = integers[5];
-    gathers = integers[6];
-    maps = integers[7];
-    keeps_state = integers[8];
-    std::copy_n(&integers[9], 3, radius);
+    regions = integers[4];
+    gathers = integers[5];
+    maps = integers[6];
+    keeps_state = integers[7];
+    std::copy_n(&integers[8], 3, radius);
     label_smoothing = reals[0];
     power = reals[1];
     decay = reals[2];

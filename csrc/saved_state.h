@@ -1,10 +1,14 @@
-// What forward returns besides the sums: counts, region terms, and the state that backward reads.
+// What forward returns: sums, region terms, and the state that backward reads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "options.h"
 #include "region/region.h"
@@ -48,6 +52,7 @@ struct State {
   A* sides;           // [B, P, 2, 3], of edge pixels, where neighbors are gathered
   uint8_t* has_term;  // [B, C] of the region term: whether a class has one
   int64_t bytes = 0;
+  std::vector<std::pair<std::byte*, int64_t>> gaps;  // between the parts
 
   // Lays the parts out from `memory` on, which is null where only their bytes are asked for. The fake kernel in
   // edgeloss/fused.py counts the same.
@@ -57,8 +62,10 @@ struct State {
     const int64_t maps = options.keeps_state && has_regions(g, options) ? g.batch * g.classes : 0;
     const auto lay_out = [&](auto*& part, int64_t count) {
       using T = std::remove_reference_t<decltype(*part)>;
+      const int64_t used = count * static_cast<int64_t>(sizeof(T)), taken = (used + kAligned - 1) / kAligned * kAligned;
       part = memory && count > 0 ? reinterpret_cast<T*>(memory + bytes) : nullptr;
-      bytes += (count * static_cast<int64_t>(sizeof(T)) + kAligned - 1) / kAligned * kAligned;
+      if (part) gaps.push_back({memory + bytes + used, taken - used});
+      bytes += taken;
     };
     lay_out(edge, pairs);  // first, where Python reads it
     lay_out(m, pairs || keeps_statistics ? 2 * pixels : 0);
@@ -67,6 +74,13 @@ struct State {
     lay_out(slopes, maps * averages_in(region_size(g)));
     lay_out(has_term, maps);
     lay_out(sides, 2 * kSideNumbers * pairs);
+  }
+
+  // Writes what no pass writes, as all that an operator returns is to be written: distances far from edges, and the
+  // bytes between the parts.
+  void clear(const Geometry& g) const {
+    if (field) std::fill_n(field, g.batch * g.pixels, A(0));
+    for (const auto& [at, count] : gaps) std::memset(at, 0, count);
   }
 };
 
@@ -77,9 +91,10 @@ inline int64_t state_bytes(const Tensor& logits, const Geometry& g, const Option
 }
 
 struct Outputs {
-  Tensor sums, edge_counts;      // by Row; [tables, C], the edge pixels of each class, or empty
+  Tensor sums;                   // by Row
+  Tensor edge_sums;              // [EdgeRow::kCount, B, C]
   Tensor region, region_weight;  // [B / tables]: R, and W of the image; empty unless asked for
-  Tensor maps;                   // [Row::kTerms, B, *S], the terms of each pixel, or empty
+  Tensor maps;                   // [kMaps, B, *S], the terms of each pixel, or empty
   SavedState saved;
 };
 
@@ -88,9 +103,9 @@ inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const std
   const auto flat = [&](int64_t length, ScalarType type) { return torch::stable::new_empty(logits, {length}, type); };
   const int64_t images = options.regions ? g.batch / g.tables : 0;
   std::vector<int64_t> maps = sizes_of(target);
-  maps.insert(maps.begin(), options.maps ? Row::kTerms : 0);
+  maps.insert(maps.begin(), options.maps ? kMaps : 0);
   return {flat(Row::kCount, ScalarType::Double),
-          flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
+          torch::stable::new_empty(logits, {EdgeRow::kCount, g.batch, g.classes}, ScalarType::Double),
           flat(images, ScalarType::Double),
           flat(images, ScalarType::Double),
           torch::stable::new_empty(logits, maps, real_type(logits)),

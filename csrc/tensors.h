@@ -83,6 +83,26 @@ inline std::vector<int64_t> sizes_of(const Tensor& x) {
   return sizes;
 }
 
+// Whether the pixels of an image are evenly spaced, as Steps reads them.
+inline bool is_evenly_spaced(const Tensor& x) {
+  if (x.numel() == 0) return true;
+  int64_t next = -1;  // the step that the next axis outwards must have
+  for (int64_t axis = x.dim() - 1; axis >= 2; --axis) {
+    if (x.size(axis) == 1) continue;
+    if (next >= 0 && x.stride(axis) != next) return false;
+    next = x.stride(axis) * x.size(axis);
+  }
+  return true;
+}
+
+// A new tensor for the gradient of logits, whose own layout may be one that empty_like() does not repeat:
+// edgeloss/opaque.py has the same.
+inline Tensor new_gradient(const Tensor& logits) {
+  Tensor gradient = torch::stable::empty_like(logits);
+  return is_evenly_spaced(gradient) ? gradient
+                                    : torch::stable::new_empty(logits, sizes_of(logits), logits.scalar_type());
+}
+
 // The steps of a tensor [B, C, *S] whose pixels are evenly spaced, as in contiguous and channels_last ones.
 struct Steps {
   int64_t image, channel, pixel;

@@ -112,7 +112,7 @@ def edge_pixels(y: Tensor, mask: Tensor, inputs: Inputs, classes: int) -> Tensor
 
 def _without_logits(target: Tensor, classes: int | None, options: Options, given: Given) -> Inputs:
     """Check the arguments of a call without logits, labels included; without ``classes``, each label ≥ 0 may be one."""
-    check_label_map(target, multilabel=options.multilabel)
+    check_label_map(target, multilabel=options.multilabel, classes=classes)
     if options.multilabel and classes is None:
         classes = target.shape[1]
     # Logits of no memory, whose number of classes the arguments are checked against.

@@ -100,7 +100,7 @@ class _Call:
         options, inputs, outputs = self._options, self._inputs, self._outputs
         given = (
             *outputs[:4],
-            inputs.edge_class_weight,
+            _contiguous(inputs.edge_class_weight),
             normalizer,
             inputs.tables,
             inputs.is_balanced and (normalizer is None or len(normalizer) > 2),

@@ -461,15 +461,20 @@ def _normalizer_tensor(value: float | Tensor, device: torch.device, validate: Va
         check_values("normalizer", value)
         if value.is_complex():
             raise ValueError(f"normalizer: expected real tensors, but got {describe(value)}")
-    else:
-        value = torch.full((), value, dtype=widest(device), device=device)
-    if may_read(value, validate):
-        fits = ((value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)).all()
-        if not _holds(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]"):
-            if not bool(((value >= 0) & (value < math.inf)).all()):
-                raise ValueError(f"normalizer: expected finite numbers ≥ 0{got}")
-            raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
-    return value.detach().to(device, widest(device), non_blocking=True)
+        if may_read(value, validate):
+            fits = ((value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)).all()
+            if not _holds(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]"):
+                _refuse_normalizer(bool(((value >= 0) & (value < math.inf)).all()), got)
+        return value.detach().to(device, widest(device), non_blocking=True)
+    if not (value == 0 or LEAST_NORMALIZER <= value <= MOST_NORMALIZER):
+        _refuse_normalizer(0 <= value < math.inf, got)
+    return torch.full((), float(value), dtype=widest(device), device=device)
+
+
+def _refuse_normalizer(is_finite: bool, got: str) -> None:
+    if not is_finite:
+        raise ValueError(f"normalizer: expected finite numbers ≥ 0{got}")
+    raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
 
 
 def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *, most: float = math.inf) -> None:

@@ -14,7 +14,8 @@ namespace {
 template <typename A>
 class SlabGradient {
  public:
-  SlabGradient(const Call<A>& call, const Gradients& gradients);
+  SlabGradient(const Call<A>& call, const std::vector<A>& slopes)
+      : call_(call), slopes_(slopes), windows_(call.g), tiles_(call), gradient_(call.g.classes * call.tile()) {}
 
   // Calls body(gradient [C, tile()], pixels, where they are) for each tile.
   template <typename F>
@@ -22,13 +23,16 @@ class SlabGradient {
     prepare(slab);
     const Smoothing<A> smoothing = call_.smoothing(slab.image);
     const EdgeWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
+    const int64_t of_image = 1 + slab.image * call_.g.classes;
+    const A* same = slopes_.data() + of_image;
+    const TermFactors<A> factors = {slopes_[0], same, same + call_.g.batch * call_.g.classes};
     tiles_.for_each(slab, weights, false, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile], nll[kTile];
       const bool is_kept = call_.state.m != nullptr;
       const A *m = is_kept ? call_.state.m + at.start : own_m, *r = is_kept ? call_.state.r + at.start : own_r;
       if (!is_kept && call_.g.classes > 2) tile_statistics(pixels.tile, pixels.y, own_m, own_r, nll);
       const A* const* slopes = regions_.classes.empty() ? nullptr : regions_.read(pixels.tile.n, at);
-      tile_gradient(pixels, factors_, smoothing, m, r, slopes, gradient_.data(), call_.tile());
+      tile_gradient(pixels, factors, smoothing, m, r, slopes, gradient_.data(), call_.tile());
       body(gradient_.data(), pixels, at);
     });
   }
@@ -39,26 +43,13 @@ class SlabGradient {
   void collect_shares(const Slab& slab);
 
   const Call<A>& call_;
-  TermFactors<A> factors_;
-  const double* of_region_;
+  const std::vector<A>& slopes_;  // what arrives at the sums, as library.cpp says
   EdgeWindows<A> windows_;
   EdgeWeights<A> weights_;
   SlabTiles<A> tiles_;
   RegionRows<A> regions_;
   std::vector<A> gradient_;
 };
-
-template <typename A>
-SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients)
-    : call_(call),
-      of_region_(gradients.region ? static_cast<const double*>(gradients.region->const_data_ptr()) : nullptr),
-      windows_(call.g),
-      tiles_(call),
-      gradient_(call.g.classes * call.tile()) {
-  const double* terms = static_cast<const double*>(gradients.terms.const_data_ptr());
-  factors_ = {static_cast<A>(terms[Row::kCrossEntropy]), static_cast<A>(terms[Row::kSameSide]),
-              static_cast<A>(terms[Row::kOtherSide])};
-}
 
 template <typename A>
 void SlabGradient<A>::prepare(const Slab& slab) {
@@ -71,14 +62,14 @@ void SlabGradient<A>::prepare(const Slab& slab) {
   regions_.classes.clear();
   const int64_t slice = average_of(slab.first_slice);
   const RegionSize size = region_size(g);
-  if (!call_.state.slopes || !of_region_ || slice >= size.depth) return;
+  if (!call_.state.slopes || slice >= size.depth) return;
   for (int32_t c = 0; c < g.classes; ++c) {
     if (call_.state.has_term[slab.image * g.classes + c]) regions_.classes.push_back(c);
   }
   const int64_t image = slab.image / g.tables, maps = g.tables * g.classes;
   const uint8_t* of_image = call_.state.has_term + image * maps;
   const double terms = static_cast<double>(std::count(of_image, of_image + maps, 1));
-  const A factor = terms > 0 ? static_cast<A>(of_region_[image] / terms) : A(0);
+  const A factor = terms > 0 ? slopes_[1 + 2 * g.batch * g.classes + image] / static_cast<A>(terms) : A(0);
   regions_.start(slab, g);
   regions_.for_each_row(size, [&](int32_t c, int64_t start, A* row) {
     const A* slope = call_.state.slopes + (slab.image * g.classes + c) * averages_in(size) + start;
@@ -181,11 +172,11 @@ void backward_band(const Call<A>& call, const LowBand& band, const Stored<A, voi
 }
 
 template <typename A>
-void upsampled_backward(const Call<A>& call, const Gradients& gradients, const Tensor& grad) {
+void upsampled_backward(const Call<A>& call, const std::vector<A>& slopes, const Tensor& grad) {
   const LowBands bands(call.g.batch, call.up->along_z.low, call.up->along_y.low);
   const Steps steps(grad);
   on_each_thread(bands.count, 1, [&](Tasks& tasks) {
-    SlabGradient<A> space(call, gradients);
+    SlabGradient<A> space(call, slopes);
     std::vector<A> wide, narrow;
     for (int64_t i, end; tasks.take(i, end);) {
       const LowBand band = bands.at(i);
@@ -198,9 +189,37 @@ void upsampled_backward(const Call<A>& call, const Gradients& gradients, const T
 
 constexpr int64_t kStreamed = 1 << 23;  // bytes of a gradient that is not in cache when the next operator reads it
 
+// What arrives at the sums, times the gradient of the loss.
+template <typename A>
+std::vector<A> slopes_of(const Gradients& gradients) {
+  double factor = 1;
+  if (gradients.grad) {
+    const void* data = gradients.grad->const_data_ptr();
+    const bool is_double = gradients.grad->scalar_type() == ScalarType::Double;
+    factor = is_double ? *static_cast<const double*>(data) : static_cast<double>(*static_cast<const float*>(data));
+  }
+  const double* slopes = static_cast<const double*>(gradients.slopes.const_data_ptr());
+  std::vector<A> result(gradients.slopes.numel());
+  for (size_t i = 0; i < result.size(); ++i) result[i] = static_cast<A>(factor * slopes[i]);
+  return result;
+}
+
+// Where neighbors are gathered labels are indices: those that forward has left are in range, others need not be.
+template <typename A>
+void check_labels(const Call<A>& call) {
+  const int64_t n = call.g.batch * call.g.pixels;
+  int16_t least = 0, largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    least = std::min(least, call.label[i]);
+    largest = std::max(largest, call.label[i]);
+  }
+  STD_TORCH_CHECK(least >= kIgnored && largest < call.g.classes, "label: expected -1 to ", call.g.classes - 1,
+                  ", but got ", least, " to ", largest);
+}
+
 template <typename A>
 Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, const Options& options) {
-  Tensor grad = torch::stable::empty_like(inputs.logits);
+  Tensor grad = new_gradient(inputs.logits);
   const int64_t bytes = grad.numel() * static_cast<int64_t>(grad.element_size());
   want_large_pages(grad.mutable_data_ptr(), bytes);
   const Call<A> call(inputs, saved.label, saved, options);
@@ -209,13 +228,15 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     torch::stable::zero_(grad);
     return grad;
   }
+  if (options.gathers) check_labels(call);
+  const std::vector<A> slopes = slopes_of<A>(gradients);
   if (call.up) {
-    upsampled_backward(call, gradients, grad);
+    upsampled_backward(call, slopes, grad);
     return grad;
   }
   const Steps steps(grad);
   on_each_thread(call.slabs.count, 1, [&](Tasks& tasks) {
-    SlabGradient<A> space(call, gradients);
+    SlabGradient<A> space(call, slopes);
     for (int64_t i, end; tasks.take(i, end);) {
       const Slab slab = call.slabs.at(i);
       const Stored<A, void*> out = stored_output<A>(grad, steps, slab.image);

@@ -26,13 +26,14 @@ namespace edgeloss {
 // The tensors that forward and backward both read.
 struct Inputs {
   const Tensor& logits;
-  const std::optional<Tensor>&weight, &pixel_weight, &edge_class_weight;
+  const std::optional<Tensor>&weight, &pixel_weight;
+  const std::optional<Tensor>& edge_pixel_weight;  // v of the edge terms, where it is another
 };
 
-// What arrives at the sums of the terms, [3] float64, and at the region terms of the images, [B / tables] float64.
+// What arrives at the sums, as library.cpp says.
 struct Gradients {
-  const Tensor& terms;
-  const std::optional<Tensor>& region;
+  const std::optional<Tensor>& grad;
+  const Tensor& slopes;
 };
 
 Outputs forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
@@ -56,7 +57,7 @@ struct Call {
   Steps steps;
   std::optional<Upsample<A>> up;  // where the logits are not of the labels' resolution
   const A* pixel_weight;          // [B, P] or null
-  const A* edge_class_weight;     // [tables, C] or null
+  const A* edge_pixel_weight;     // [B, P] or null
   const A* weight;                // [tables, C] or null
   int16_t* label;                 // [B, P]
   State<A> state;
@@ -69,7 +70,7 @@ struct Call {
         logits(inputs.logits),
         steps(inputs.logits),
         pixel_weight(data_or_null<A>(inputs.pixel_weight)),
-        edge_class_weight(data_or_null<A>(inputs.edge_class_weight)),
+        edge_pixel_weight(inputs.edge_pixel_weight ? data_or_null<A>(inputs.edge_pixel_weight) : pixel_weight),
         weight(data_or_null<A>(inputs.weight)),
         label(data_of<int16_t>(saved.label)),
         state(data_of<std::byte>(saved.memory), g, options, is_upsampled(g, inputs.logits), saved.distance.has_value()),
@@ -86,8 +87,7 @@ struct Call {
   }
   LabelMap<A> label_map(int64_t image) const {
     const int64_t first = image * g.pixels;
-    return {label + first, pixel_weight ? pixel_weight + first : nullptr,
-            edge_class_weight ? edge_class_weight + g.table(image) : nullptr,
+    return {label + first, edge_pixel_weight ? edge_pixel_weight + first : nullptr,
             field && !options.gathers ? field + first : nullptr, per_decay()};
   }
   // Pixels of a tile. Of many classes they are fewer, so that it stays in the second-level cache.

@@ -76,15 +76,40 @@ inline bool is_run(const int16_t* label, int16_t c) {
   return four == 0x0001000100010001u * static_cast<uint16_t>(c);
 }
 
+// Sums over edge pixels of a class.
+struct EdgeSum {
+  int32_t c;
+  double value[EdgeRow::kCount];
+};
+
+// The same of all classes, [EdgeRow::kCount, C].
+struct EdgeTable {
+  int64_t classes;
+  std::vector<double> values;
+
+  explicit EdgeTable(int64_t classes) : classes(classes), values(EdgeRow::kCount * classes) {}
+  double* row(int which) { return values.data() + which * classes; }
+
+  // Appends what is not 0 to a list, and clears it.
+  void move_to(std::vector<EdgeSum>& list) {
+    for (int64_t c = 0; c < classes; ++c) {
+      const EdgeSum sum = {static_cast<int32_t>(c), {values[c], values[classes + c], values[2 * classes + c]}};
+      if (sum.value[0] == 0 && sum.value[1] == 0 && sum.value[2] == 0) continue;
+      list.push_back(sum);
+    }
+    std::fill(values.begin(), values.end(), 0);
+  }
+};
+
 // The passes over the slabs.
 template <typename A>
 struct Passes {
   const Call<A>& call;
   const Target& target;
   Averages<A>& averages;
-  A* maps;                           // [Row::kTerms, B, P], or null
-  std::vector<Sums> sums;            // of each slab
-  std::vector<int64_t> edge_counts;  // [tables, C]
+  A* maps;                                  // [Row::kTerms, B, P], or null
+  std::vector<Sums> sums;                   // of each slab
+  std::vector<std::vector<EdgeSum>> edges;  // of each slab, of the classes that have any
 
   template <typename F>
   void for_each_slab(const F& make) {
@@ -184,8 +209,10 @@ struct Passes {
     EdgeWeights<A> weights;
     SlabTiles<A> tiles;
     RegionRows<A> regions;
+    EdgeTotals totals;
+    EdgeTable edges;
 
-    explicit Space(const Call<A>& call) : windows(call.g), tiles(call) {}
+    explicit Space(const Call<A>& call) : windows(call.g), tiles(call), edges(call.g.classes) {}
   };
 
   // Pass 2: the terms of a slab, and the averages of its shares.
@@ -194,15 +221,15 @@ struct Passes {
     Sums& of = sums[i];
     EdgeWeights<A>* weights = call.options.edges && !call.options.gathers ? &space.weights : nullptr;
     if (call.options.edges) {
-      EdgeTotals totals;
-      space.windows.form(call.label_map(slab.image), slab, weights, &totals);
-      of[Row::kEdgeWeight] = totals.weight;
+      space.windows.form(call.label_map(slab.image), slab, weights, &space.totals);
+      double* weight = space.edges.row(EdgeRow::kWeight);
       for (int64_t c = 0; c < g.classes; ++c) {
-        if (totals.counts[c] == 0) continue;
-        of[Row::kEdges] += static_cast<double>(totals.counts[c]);
-        __atomic_fetch_add(&edge_counts[g.table(slab.image) + c], totals.counts[c], __ATOMIC_RELAXED);
+        const double count = static_cast<double>(space.totals.counts[c]);
+        of[Row::kEdges] += count;
+        weight[c] = call.edge_pixel_weight ? space.totals.weights[c] : count;
       }
     }
+    const EdgeSums edge_sums = {space.edges.row(EdgeRow::kSameSide), space.edges.row(EdgeRow::kOtherSide)};
     const int64_t slice = average_of(slab.first_slice);
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
@@ -213,15 +240,13 @@ struct Passes {
       A own_m[kTile], own_r[kTile];
       A* m = call.state.m ? call.state.m + at.start : own_m;
       A* r = call.state.m ? call.state.r + at.start : own_r;
-      const TermSums terms = tile_terms(pixels, smoothing, m, r, maps ? maps + at.start : nullptr);
-      of[Row::kCrossEntropy] += terms.cross_entropy;
-      of[Row::kSameSide] += terms.same;
-      of[Row::kOtherSide] += terms.other;
+      of[Row::kCrossEntropy] += tile_terms(pixels, smoothing, edge_sums, m, r, maps ? maps + at.start : nullptr);
       if (reread == 0) return;
       space.regions.for_each_part(pixels.tile.n, at, [&](int64_t j, int64_t n, A* row) {
         add_residuals(pixels, m, r, space.regions.classes, j, n, row, space.regions.class_step());
       });
     });
+    if (call.options.edges) space.edges.move_to(edges[i]);
     space.regions.for_each_row(averages.size, [&](int32_t c, int64_t start, const A* from) {
       A* out = averages.r + averages.map(slab.image, c) + start;
       for (int64_t i = 0; i < averages.size.width; ++i) {
@@ -234,8 +259,10 @@ struct Passes {
   // Pass 3: the edge terms of pairs of pixels.
   void gather() {
     for_each_slab([&] {
-      return [&](int64_t i, const Slab& slab) {
-        gather_terms(call, slab, &sums[i][Row::kSameSide], maps ? maps + call.g.batch * call.g.pixels : nullptr);
+      return [&, table = EdgeTable(call.g.classes)](int64_t i, const Slab& slab) mutable {
+        A* sides = maps ? maps + call.g.batch * call.g.pixels : nullptr;
+        gather_terms(call, slab, table.row(EdgeRow::kSameSide), sides);
+        table.move_to(edges[i]);
       };
     });
   }
@@ -269,7 +296,13 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
     }
     region[b] = terms > 0 ? sum / terms : 0;
   }
-  if (call.state.has_term) std::copy(has_term.begin(), has_term.end(), call.state.has_term);
+  if (!call.state.has_term) return;
+  std::copy(has_term.begin(), has_term.end(), call.state.has_term);
+  on_each_thread(maps, 1, [&](Tasks& tasks) {  // what is returned is written
+    for (int64_t of, end; tasks.take(of, end);) {
+      if (!has_term[of]) std::fill_n(call.state.slopes + of * averages.count, averages.count, A(0));
+    }
+  });
 }
 
 // ------------------------------------------------------------------------------------------------------------ operator
@@ -280,7 +313,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Geometry g = clipped_geometry(inputs.logits, labels, options);
   const Outputs outputs = new_outputs(inputs.logits, labels, distance, g, options);
   for (const Tensor* each :
-       {&outputs.sums, &outputs.edge_counts, &outputs.region, &outputs.region_weight, &outputs.maps}) {
+       {&outputs.sums, &outputs.edge_sums, &outputs.region, &outputs.region_weight, &outputs.maps}) {
     if (each->numel() > 0) std::memset(each->mutable_data_ptr(), 0, each->numel() * each->element_size());
   }
   if (g.batch * g.pixels == 0) return outputs;
@@ -288,6 +321,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   double *sums = data_of<double>(outputs.sums), *region_weight = data_of<double>(outputs.region_weight);
   const Call<A> call(inputs, labels, outputs.saved, options);
   want_large_pages(call.label, g.batch * g.pixels * sizeof(*call.label));
+  call.state.clear(g);
   if (call.state.m) want_large_pages(call.state.m, 2 * g.batch * g.pixels * sizeof(A));
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
   Averages<A> averages(call);
@@ -296,7 +330,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
                       averages,
                       data_of<A>(outputs.maps),
                       std::vector<Sums>(call.slabs.count, Sums{}),
-                      std::vector<int64_t>(g.tables * g.classes)};
+                      std::vector<std::vector<EdgeSum>>(call.slabs.count)};
   passes.for_each_slab([&] {
     return [&, counts = std::vector<int64_t>(g.classes)](int64_t i, const Slab& slab) mutable {
       passes.read_slab(i, slab, counts);
@@ -318,11 +352,13 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
     return [&, space](int64_t i, const Slab& slab) { passes.find_terms(i, slab, *space); };
   });
   if (options.gathers) passes.gather();
-  for (const Sums& part : passes.sums) {
-    for (int row = 0; row < Row::kCount; ++row) sums[row] += part[row];
-  }
-  if (options.count_edges) {
-    std::copy(passes.edge_counts.begin(), passes.edge_counts.end(), data_of<int64_t>(outputs.edge_counts));
+  double* edge_sums = data_of<double>(outputs.edge_sums);
+  for (int64_t i = 0; i < call.slabs.count; ++i) {
+    for (int row = 0; row < Row::kCount; ++row) sums[row] += passes.sums[i][row];
+    double* of_image = edge_sums + call.slabs.at(i).image * g.classes;
+    for (const EdgeSum& each : passes.edges[i]) {
+      for (int row = 0; row < EdgeRow::kCount; ++row) of_image[row * g.batch * g.classes + each.c] += each.value[row];
+    }
   }
   if (averages.exist()) find_region_terms(call, averages, data_of<double>(outputs.region));
   return outputs;

@@ -104,9 +104,9 @@ EDGELOSS_INLINE void find_nearest(const WideLabel<A>* label, const int64_t* offs
   }
 }
 
-// Makes of D and D' of a group u / D and u / D', which are 0 but for edge pixels, and of u of other pixels -1.
+// Makes of D and D' of a group v / D and v / D', which are 0 but for edge pixels, and of v of other pixels -1.
 template <int64_t kBytes, typename A>
-EDGELOSS_INLINE void divide(const WideLabel<A>* label, const TwoSides<A>& sums, A* u) {
+EDGELOSS_INLINE void divide(const WideLabel<A>* label, const TwoSides<A>& sums, A* v) {
   using Numbers = typename VectorOf<A, kBytes>::type;
   using Mask = typename VectorOf<WideLabel<A>, kBytes>::type;
   for (int64_t lane = 0; lane < kGroup; lane += kBytes / static_cast<int64_t>(sizeof(A))) {
@@ -115,14 +115,14 @@ EDGELOSS_INLINE void divide(const WideLabel<A>* label, const TwoSides<A>& sums, 
     std::memcpy(&y, label + lane, kBytes);
     std::memcpy(&same, sums.same + lane, kBytes);
     std::memcpy(&across, sums.across + lane, kBytes);
-    std::memcpy(&weight, u + lane, kBytes);
+    std::memcpy(&weight, v + lane, kBytes);
     const Mask is_edge = (y >= Mask{}) & (across > Numbers{}), has_same = is_edge & (same > Numbers{});
     same = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / same) & has_same);
     across = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / across) & is_edge);
     weight = is_edge ? weight : Numbers{} - A(1);
     std::memcpy(sums.same + lane, &same, kBytes);
     std::memcpy(sums.across + lane, &across, kBytes);
-    std::memcpy(u + lane, &weight, kBytes);
+    std::memcpy(v + lane, &weight, kBytes);
   }
 }
 
@@ -134,7 +134,7 @@ TwoSides<A> moved(const TwoSides<A>& sides, int64_t i) {
 }  // namespace
 
 template <typename A>
-EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), ones_(g.classes, A(1)), newest_(g.classes) {
+EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), newest_(g.classes) {
   const int64_t* r = g.radius;
   neighbors_ = (2 * r[0] + 1) * (2 * r[1] + 1) * (2 * r[2] + 1) - 1;
   groups_ = (g.width + kGroup - 1) / kGroup;
@@ -145,7 +145,10 @@ EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), ones_(g.classes, A(1)), 
 template <typename A>
 void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals) {
   if (weights) weights->clear();
-  if (totals) totals->counts.assign(g_.classes + 1, 0);
+  if (totals) {
+    totals->counts.assign(g_.classes + 1, 0);
+    totals->weights.assign(g_.classes, 0);
+  }
   if (neighbors_ == 0) return;
   start(map.label, slab);
   if (!find_groups(edges_, 1, edge_groups_)) return;
@@ -264,7 +267,7 @@ void EdgeWindows<A>::load(const LabelMap<A>& map, const Region& region, const in
   w_ = numbers;
   sums_ = {numbers + box_.count, numbers + 2 * box_.count};
   given_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
-  u_ = numbers + 5 * box_.count;
+  v_ = numbers + 5 * box_.count;
   std::fill_n(sums_.same, 2 * box_.count, A(0));
   const Region rows = {{region.first[0] - margin[0], region.first[1] - margin[1]},
                        {region.last[0] + margin[0], region.last[1] + margin[1]}};
@@ -352,7 +355,7 @@ void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups,
       const int64_t i = at + group * kGroup;
       const int32_t place = slab_.place(g_.width, z, y, block.first[2] + group * kGroup);
       for (int32_t j = 0; j < kGroup; ++j) {
-        if (u_[i + j] < A(0)) continue;
+        if (v_[i + j] < A(0)) continue;
         if (other_[i + j] < 0) {
           list_others(i + j, place + j, *others);
         } else {
@@ -383,35 +386,37 @@ void EdgeWindows<A>::list_others(int64_t i, int32_t place, Others& others) {
 // Makes of D and D' what edge pixels give to each pixel on either side, and counts those of the slab.
 template <typename A>
 void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
-  const A* class_weight = map.class_weight ? map.class_weight : ones_.data();
   for_each_flagged(edges_, edge_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
     const int64_t at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
     const auto* label = label_.data() + at;
-    A* u = u_ + at;
-    std::fill_n(u, groups_ * kGroup, A(-1));
+    A* v = v_ + at;
+    std::fill_n(v, groups_ * kGroup, A(-1));
     for_each_found(groups, groups_, [&](int64_t group) {
-      const int64_t first = group * kGroup, last = std::min(first + kGroup, g_.width);
-      for (int64_t x = first; x < last; ++x) {
-        u[x] = (map.pixel_weight ? map.pixel_weight[start + x] : A(1)) * class_weight[std::max<int64_t>(label[x], 0)];
-      }
+      const int64_t first = group * kGroup, n = std::min(kGroup, g_.width - first);
+      map.pixel_weight ? std::copy_n(map.pixel_weight + start + first, n, v + first) : std::fill_n(v + first, n, A(1));
     });
     vectorized_by_size<A>([=, sums = moved(sums_, at), n = groups_](auto bytes) EDGELOSS_LOOP {
       for_each_found(groups, n, [&](int64_t group) EDGELOSS_LOOP {
         const int64_t i = group * kGroup;
-        divide<decltype(bytes)::value>(label + i, moved(sums, i), u + i);
+        divide<decltype(bytes)::value>(label + i, moved(sums, i), v + i);
       });
     });
     const bool is_inside = slab_.first_slice <= z && z < slab_.last_slice && slab_.first_row <= y && y < slab_.last_row;
-    if (!totals || !is_inside) return;
-    for_each_found(groups, groups_, [&](int64_t group) {
-      double of_group = 0;  // the roundings of a long sum of nearly equal numbers may all have the same sign
-      for (int64_t x = group * kGroup; x < (group + 1) * kGroup; ++x) {
-        const bool is_edge = u[x] >= A(0);
-        ++totals->counts[is_edge ? label[x] : g_.classes];
-        of_group += is_edge ? static_cast<double>(u[x]) : 0;
-      }
-      totals->weight += of_group;
-    });
+    if (totals && is_inside) count(label, v, groups, map.pixel_weight != nullptr, *totals);
+  });
+}
+
+// Adds the edge pixels of a row to the totals.
+template <typename A>
+void EdgeWindows<A>::count(const WideLabel<A>* label, const A* v, const uint8_t* groups, bool has_weights,
+                           EdgeTotals& totals) const {
+  RunSum sum(totals.weights.data());
+  for_each_found(groups, groups_, [&](int64_t group) {
+    for (int64_t x = group * kGroup; x < (group + 1) * kGroup; ++x) {
+      const bool is_edge = v[x] >= A(0);
+      ++totals.counts[is_edge ? label[x] : g_.classes];
+      if (has_weights && is_edge) sum.add(label[x], static_cast<double>(v[x]));
+    }
   });
 }
 
@@ -437,7 +442,7 @@ template <typename A>
 void EdgeWindows<A>::find_distances(const int16_t* label, const Slab& slab, const Moves& moves, A* field) {
   start(label, slab);
   if (!find_groups(inner_, 2, near_groups_)) return;
-  load({label, nullptr, nullptr, nullptr, A(0)}, inner_, moves.farthest);
+  load({label, nullptr, nullptr, A(0)}, inner_, moves.farthest);
   std::vector<A> lengths;
   for (const auto& [by, length] : moves.moves) {
     offsets_.push_back(by[0] * box_.step[0] + by[1] * box_.step[1] + by[2]);

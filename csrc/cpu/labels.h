@@ -1,10 +1,10 @@
-// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i), and with u_i
-// the product of the pixel's weight and its class's,
+// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i) and weights v,
 //
-//     Σ_E u S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { u_i / D_i  : i ∈ N(n), y_i = y_n }
-//     Σ_E u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { u_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
+//     Σ_E v S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { v_i / D_i  : i ∈ N(n), y_i = y_n }
+//     Σ_E v O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { v_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
 //
-// where D_i and D'_i are Σ w over the neighbors of i on its own side and across the edge.
+// where D_i and D'_i are Σ w over the neighbors of i on its own side and across the edge. So the sums over the edge
+// pixels of class c alone are those over A_n with y_n = c, and over B_n(c).
 #pragma once
 
 #include <algorithm>
@@ -52,8 +52,32 @@ struct EdgeWeights {
 
 // What counts for the edge pixels of a slab.
 struct EdgeTotals {
-  double weight = 0;            // Σ_E u
   std::vector<int64_t> counts;  // of edge pixels, per class; then of others
+  std::vector<double> weights;  // Σ v of edge pixels, per class
+};
+
+// Adds numbers of classes to a sum of each, those of a run of one class first: the roundings of a long sum of nearly
+// equal numbers may all have the same sign.
+class RunSum {
+ public:
+  explicit RunSum(double* sums) : sums_(sums) {}
+  RunSum(const RunSum&) = delete;
+  ~RunSum() { end(); }
+
+  void add(int64_t c, double value) {
+    if (c != class_) end();
+    class_ = c;
+    run_ += value;
+  }
+
+ private:
+  void end() {
+    if (class_ >= 0) sums_[class_] += run_;
+    run_ = 0;
+  }
+
+  double *sums_, run_ = 0;
+  int64_t class_ = -1;
 };
 
 // What the weights of an image come from.
@@ -61,7 +85,6 @@ template <typename A>
 struct LabelMap {
   const int16_t* label;   // kIgnored where a pixel does not count
   const A* pixel_weight;  // or null
-  const A* class_weight;  // of each class, or null
   const A* field;         // d, or null: all neighbors weigh the same
   A per_decay;
 };
@@ -148,10 +171,10 @@ class EdgeWindows {
   void find_classes(const Region& block);
   void add_by_class(const Region& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others);
   void divide_sides(const LabelMap<A>& map, EdgeTotals* totals);
+  void count(const WideLabel<A>* label, const A* v, const uint8_t* groups, bool has_weights, EdgeTotals& totals) const;
   void write(EdgeWeights<A>& weights) const;
 
   const Geometry& g_;
-  std::vector<A> ones_;                   // in place of class weights
   int64_t neighbors_, groups_, columns_;  // of a window; of a row; of a block
   Slab slab_;
   Region inner_, edges_, all_;             // the slab, the edge pixels that its weights come from, and what these see
@@ -161,8 +184,8 @@ class EdgeWindows {
   Box box_;                                // of the numbers of pixels that follow
   std::vector<WideLabel<A>> label_, other_;  // other_: the class across the edge, kIgnored if there are several
   std::vector<A> numbers_;
-  A *w_, *u_;                     // w is 0 where a pixel does not count, u -1 where no edge pixel is
-  TwoSides<A> sums_, given_;      // D and D', then u / D and u / D' of edge pixels; what these give
+  A *w_, *v_;                     // w is 0 where a pixel does not count, v -1 where no edge pixel is
+  TwoSides<A> sums_, given_;      // D and D', then v / D and v / D' of edge pixels; what these give
   std::vector<int64_t> offsets_;  // of neighbors
   std::vector<size_t> newest_;    // of each class, its last place in a list
   std::vector<int32_t> classes_;  // of a block

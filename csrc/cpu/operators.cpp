@@ -7,6 +7,7 @@
 
 #include "../checks.h"
 #include "call.h"
+#include "sums.h"
 
 namespace edgeloss {
 namespace {
@@ -35,36 +36,42 @@ void check_given(const Checker& check, const Inputs& inputs, const Optional& dis
   const Sizes classes = {tables * std::max<int64_t>(2, inputs.logits.size(1))};
   check.tensor("weight", inputs.weight, classes, {check.real});
   check.tensor("pixel_weight", inputs.pixel_weight, image, {check.real});
-  check.tensor("edge_class_weight", inputs.edge_class_weight, classes, {check.real});
+  check.tensor("edge_pixel_weight", inputs.edge_pixel_weight, image, {check.real});
   check.tensor("distance", distance, image, {check.real});
 }
 
 Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
-                  const Optional& edge_class_weight, const Optional& distance, std::vector<int64_t> integers,
-                  std::vector<double> reals) {
-  const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
+                  const Optional& distance, std::vector<int64_t> integers, std::vector<double> reals) {
+  const Optional none;
+  const Inputs inputs = {logits, weight, pixel_weight, none};
   const Options options(integers, reals);
   const Checker check(logits);
   check_target(check, "target", target, checks::kLabels);
   check_given(check, inputs, distance, sizes_of(target), options.tables);
-  const auto [sums, counts, region, region_weight, maps, saved] = forward(inputs, target, distance, options);
-  return {sums, counts, region, region_weight, maps, saved.label, saved.memory};
+  const auto [sums, edge_sums, region, region_weight, maps, saved] = forward(inputs, target, distance, options);
+  return {sums, edge_sums, region, region_weight, maps, saved.label, saved.memory};
 }
 
-Tensor edge_loss_backward(const Tensor& grad_terms, const Optional& grad_region, const Tensor& logits,
-                          const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
+Tensor edge_loss_backward(const Optional& grad, const Tensor& slopes, const Optional& edge_pixel_weight,
+                          const Tensor& logits, const Optional& weight, const Optional& pixel_weight,
                           const Optional& distance, const Tensor& label, const Tensor& memory,
                           std::vector<int64_t> integers, std::vector<double> reals) {
-  const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
+  const Inputs inputs = {logits, weight, pixel_weight, edge_pixel_weight};
   const Options options(integers, reals);
   const Checker check(logits);
   check_target(check, "label", label, {ScalarType::Short});
   check_given(check, inputs, distance, sizes_of(label), options.tables);
+  STD_TORCH_CHECK(!edge_pixel_weight || options.gathers || !options.edges,
+                  "edge_pixel_weight: expected a call with maps");
   const Geometry g = clipped_geometry(logits, label, options);
-  check.flat("grad_terms", grad_terms, Row::kTerms, ScalarType::Double);
-  if (grad_region) check.flat("grad_region", *grad_region, g.batch / g.tables, ScalarType::Double);
+  if (grad) {
+    checks::dtype("grad", *grad, checks::kReal);
+    STD_TORCH_CHECK(grad->numel() == 1, "grad: expected one element, but got ", grad->numel());
+  }
+  const int64_t regions = options.regions ? g.batch / g.tables : 0;
+  check.flat("slopes", slopes, 1 + 2 * g.batch * g.classes + regions, ScalarType::Double);
   check.flat("memory", memory, state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte);
-  return backward({grad_terms, grad_region}, inputs, {label, memory, distance}, options);
+  return backward({grad, slopes}, inputs, {label, memory, distance}, options);
 }
 
 }  // namespace
@@ -73,4 +80,5 @@ Tensor edge_loss_backward(const Tensor& grad_terms, const Optional& grad_region,
 STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
   m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss));
   m.impl("edge_loss_backward", TORCH_BOX(&edgeloss::edge_loss_backward));
+  m.impl("reduce", TORCH_BOX(&edgeloss::reduce));
 }

@@ -34,22 +34,58 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
   return sum;
 }
 
-// Σ value · weight, where what has no weight does not count, or Σ value if weight is null, in parts whose order is
-// fixed.
+// value · weight, where what has no weight does not count; returns whether anything does.
+template <typename A>
+EDGELOSS_INLINE bool weigh(const A* value, const A* weight, int64_t n, A* product) {
+  int any = 0;
+  for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
+  if (!any) return false;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A each = value[j] * weight[j];
+    product[j] = weight[j] == A(0) ? A(0) : each;
+  }
+  return true;
+}
+
+// Σ value · weight, or Σ value if weight is null, in parts whose order is fixed.
 template <typename A>
 double weighted_sum(const A* value, const A* weight, int64_t n) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
-    if (!weight) return sum_in_parts(value, n);
-    int any = 0;  // mostly there is no edge nearby
-    for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
-    if (!any) return 0.0;
     A product[kTile];
+    if (!weight) return sum_in_parts(value, n);
+    return weigh(value, weight, n, product) ? sum_in_parts(product, n) : 0.0;
+  });
+}
+
+// Adds value · weight to the sums of the pixels' classes, run by run.
+template <typename A>
+void add_by_class(const A* value, const A* weight, const int32_t* y, int64_t n, double* sums) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    A product[kTile];
+    if (!weigh(value, weight, n, product)) return;  // mostly there is no edge nearby
+    for (int64_t j = 0, end; j < n; j = end) {
+      for (end = j + 1; end < n && y[end] == y[j];) ++end;
+      if (y[j] >= 0) sums[y[j]] += sum_in_parts(product + j, end - j);
+    }
+  });
+}
+
+// The same of two classes, of which `flip` takes the other one than the pixel's.
+template <typename A>
+void add_by_class_of_two(const A* value, const A* weight, const int32_t* y, int64_t n, bool flip, double* sums) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    A product[kTile], of_second[kTile];
+    if (!weigh(value, weight, n, product)) return;
+    const int32_t second = flip ? 0 : 1;
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      const A each = value[j] * weight[j];
-      product[j] = weight[j] == A(0) ? A(0) : each;
+      const A each = product[j];
+      of_second[j] = y[j] == second ? each : A(0);
+      product[j] = y[j] == second ? A(0) : each;
     }
-    return sum_in_parts(product, n);
+    sums[0] += sum_in_parts(product, n);
+    sums[1] += sum_in_parts(of_second, n);
   });
 }
 
@@ -89,22 +125,21 @@ void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, con
 
 namespace {
 
-// Σ b · -log(1 - p(k)): of few pixels.
+// Adds b · -log(1 - p(k)) to the sums of the classes k: of few pixels.
 template <typename A>
-double sum_of_others(const Pixels<A>& pixels, const A* m, const A* r) {
-  double sum = 0;
+void add_others(const Pixels<A>& pixels, const A* m, const A* r, double* sums) {
+  RunSum sum(sums);
   for (const OtherWeight<A>* each = pixels.others; each < pixels.others_end; ++each) {
     const int64_t j = each->place - pixels.place;
     const A term = other_term(pixels.tile, j, pixels.tile.classes, each->k, m[j], r[j]);
-    sum -= static_cast<double>(each->weight) * static_cast<double>(term);
+    sum.add(each->k, -static_cast<double>(each->weight) * static_cast<double>(term));
   }
-  return sum;
 }
 
 }  // namespace
 
 template <typename A>
-TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r, A* map) {
+double tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, const EdgeSums& sums, A* m, A* r, A* map) {
   const Tile<A>& tile = pixels.tile;
   const int64_t n = tile.n;
   A nll[kTile], ce[kTile];
@@ -116,12 +151,14 @@ TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m
     of_pixels = ce;
   }
   if (map) std::copy_n(of_pixels, n, map);
-  TermSums sums;
-  sums.cross_entropy = weighted_sum(of_pixels, pixels.weight, n);
-  if (pixels.same) sums.same = weighted_sum(nll, pixels.same, n);
-  if (pixels.other) sums.other = weighted_sum(nll, pixels.other, n);
-  sums.other += sum_of_others(pixels, m, r);
-  return sums;
+  if (tile.classes == 2) {
+    if (pixels.same) add_by_class_of_two(nll, pixels.same, pixels.y, n, false, sums.same);
+    if (pixels.other) add_by_class_of_two(nll, pixels.other, pixels.y, n, true, sums.other);
+  } else if (pixels.same) {
+    add_by_class(nll, pixels.same, pixels.y, n, sums.same);
+    add_others(pixels, m, r, sums.other);
+  }
+  return weighted_sum(of_pixels, pixels.weight, n);
 }
 
 template <typename A>
@@ -173,17 +210,31 @@ EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>&
   const int64_t n = pixels.tile.n;
   const int32_t* y = pixels.y;
   const A everywhere = factors.cross_entropy, of_y = A(1) - smoothing.smoothing, uniform = smoothing.of_others();
-  const A of_same = factors.same, of_other = factors.other, total = smoothing.total;
-  const A *same = pixels.same ? pixels.same : kZeros<A>, *other = pixels.other ? pixels.other : kZeros<A>;
+  const A total = smoothing.total;
   A *own = out.own, *rest = out.rest, *spread = out.spread;
   smoothing.weight ? weights_of(smoothing.weight, y, n, own) : std::fill(own, own + n, A(1));
   pixels.weight ? std::copy_n(pixels.weight, n, spread) : std::fill_n(spread, n, A(1));
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
     const A value = everywhere * spread[j], of_pixel = y[j] < 0 ? A(0) : value;
-    own[j] = own[j] * of_pixel * of_y + (of_same * same[j] + of_other * other[j]);
+    own[j] = own[j] * of_pixel * of_y;
     spread[j] = of_pixel * uniform;
     rest[j] = spread[j] * total;
+  }
+  if (!pixels.same) return;
+  const A *same = pixels.same, *other = pixels.other;
+  if (!other) {  // of more classes: those across the edge are in a list
+    A of_same[kTile];
+    weights_of(factors.same, y, n, of_same);
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) own[j] += of_same[j] * same[j];
+    return;
+  }
+  const A same_0 = factors.same[0], same_1 = factors.same[1], other_0 = factors.other[0], other_1 = factors.other[1];
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A of_same = y[j] == 0 ? same_0 : same_1, of_other = y[j] == 0 ? other_1 : other_0;
+    own[j] += of_same * same[j] + of_other * other[j];
   }
 }
 
@@ -304,12 +355,12 @@ A slope_of_other(A x_k, A m, A r) {
 
 // Calls body(pixel, class, t_k, whether the class is likely) for the classes across an edge.
 template <typename A, typename F>
-void for_each_other(const Pixels<A>& pixels, const A* m, const A* r, A factor, const F& body) {
+void for_each_other(const Pixels<A>& pixels, const A* m, const A* r, const A* factors, const F& body) {
   const Tile<A>& tile = pixels.tile;
   for (const OtherWeight<A>* each = pixels.others; each < pixels.others_end; ++each) {
     const int64_t j = each->place - pixels.place, k = each->k;
     const A x_k = tile.x[k * tile.ld + j];
-    body(j, k, factor * each->weight * slope_of_other(x_k, m[j], r[j]), is_likely(x_k, m[j], r[j]));
+    body(j, k, factors[k] * each->weight * slope_of_other(x_k, m[j], r[j]), is_likely(x_k, m[j], r[j]));
   }
 }
 
@@ -353,7 +404,7 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
 }
 
 #define EDGELOSS_INSTANTIATE(A)                                                                                        \
-  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*, A*);                                     \
+  template double tile_terms(const Pixels<A>&, const Smoothing<A>&, const EdgeSums&, A*, A*, A*);                      \
   template void add_residuals(const Pixels<A>&, const A*, const A*, const std::vector<int32_t>&, int64_t, int64_t, A*, \
                               int64_t);                                                                                \
   template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*,        \

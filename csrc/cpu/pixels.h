@@ -48,23 +48,26 @@ struct Pixels {
   int32_t place = 0;  // of the first pixel, as in OtherWeight
 };
 
-struct TermSums {
-  double cross_entropy = 0, same = 0, other = 0;
+// Sums of the edge terms by class, [C].
+struct EdgeSums {
+  double *same, *other;
 };
 
-// m and r, and the sums of the terms; the cross-entropy of each pixel to `map`, unless it is null.
+// Returns the sum of the cross-entropy, adds the edge terms to those of their classes, and finds m and r; the
+// cross-entropy of each pixel goes to `map`, unless it is null.
 template <typename A>
-TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r, A* map);
+double tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, const EdgeSums& sums, A* m, A* r, A* map);
 
 // Adds z - q of some classes at n pixels from `first` on to out[of · ld], where they count.
 template <typename A>
 void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::vector<int32_t>& classes, int64_t first,
                    int64_t n, A* out, int64_t ld);
 
-// What arrives at the terms.
+// What arrives at the terms, at those of edges by class, [C].
 template <typename A>
 struct TermFactors {
-  A cross_entropy, same, other;
+  A cross_entropy;
+  const A *same, *other;
 };
 
 // The gradient to g[c · ld + j]; exactly 0 where a pixel does not count, for any logits. slopes: those of the region

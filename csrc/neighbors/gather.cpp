@@ -35,10 +35,7 @@ struct GatheredImage {
   A d(int64_t n) const { return distance ? distance[n] : A(0); }
   // What is averaged of neighbor n for an edge pixel of class k.
   A t(int64_t n, int64_t k, int side) const { return averaged(x, n, g.classes, k, m[n], r[n], side == 0); }
-  A edge_weight(int64_t i) const {
-    const A v = map.pixel_weight ? map.pixel_weight[i] : A(1);
-    return map.class_weight ? v * map.class_weight[map.label[i]] : v;
-  }
+  A edge_weight(int64_t i) const { return map.pixel_weight ? map.pixel_weight[i] : A(1); }
   // What neighbor n has of the gradient of edge pixel i.
   A share(int64_t i, int64_t n, int side) const {
     return exp_negative(mean.log_share(sides[i][side], t(n, map.label[i], side), d(n))) * edge_weight(i);
@@ -65,7 +62,6 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) 
   const GatheredImage<A> image(call, slab.image);
   const Geometry& g = call.g;
   const int16_t* label = image.map.label;
-  double parts[2][16] = {};  // the roundings of a long sum of nearly equal numbers may all have the same sign
   std::vector<A> t[2], d[2];
   for_each_row(slab, [&](int64_t z, int64_t y) {
     const int64_t row = z * g.height + y;
@@ -73,6 +69,8 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) 
     image.mark_row(row, edge, [label](int64_t i, int64_t n) {
       return (label[n] != label[i]) & (label[n] >= 0) & (label[i] >= 0);
     });
+    std::fill_n(image.sides + row * g.width, g.width, std::array<Side<A>, 2>{});
+    RunSum of_side[2] = {RunSum(sums), RunSum(sums + g.classes)};
     for (int64_t column = 0; column < g.width; ++column) {
       if (!edge[column]) continue;
       const int64_t i = row * g.width + column;
@@ -86,20 +84,17 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) 
         t[side].push_back(image.t(n, label[i], side));
         d[side].push_back(image.d(n));
       });
-      const double u = image.edge_weight(i);
+      const double v = image.edge_weight(i);
       for (int side = 0; side < 2; ++side) {
         const auto for_each = [&](const auto& body) {
           for (size_t j = 0; j < t[side].size(); ++j) body(t[side][j], d[side][j]);
         };
         const A term = image.mean.find_term(for_each, image.sides[i][side]);
-        parts[side][column % 16] += u * term;
+        of_side[side].add(label[i], v * term);
         if (maps) maps[(side * g.batch + slab.image) * g.pixels + i] = term;
       }
     }
   });
-  for (int side = 0; side < 2; ++side) {
-    for (const double part : parts[side]) sums[side] += part;
-  }
 }
 
 template <typename A>

@@ -155,7 +155,7 @@ template <typename Passes>
 Tensor gathered_terms_backward(const Tensor& grad_terms, const Tensor& logits, const Tensor& label, const Tensor& edge,
                                const std::optional<Tensor>& distance, const Tensor& stats, const Tensor& sides,
                                double power, std::vector<int64_t> radius) {
-  const Tensor grad = torch::stable::empty_like(logits);
+  const Tensor grad = new_gradient(logits);
   const GatheredTensors tensors = {logits, label, edge, distance, power, radius, grad_terms, stats, sides, &grad};
   tensors.check();
   const Passes passes(logits);

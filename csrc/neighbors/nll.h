@@ -257,7 +257,7 @@ template <typename Passes>
 Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index, const Tensor& weight,
                              const Tensor& stats, const Tensor& largest, const Tensor& sides,
                              std::vector<int64_t> radius) {
-  const Tensor grad = torch::stable::empty_like(logits);
+  const Tensor grad = new_gradient(logits);
   const Passes passes(logits);
   with_types({logits, index, weight, {}, radius, grad_value, stats, largest, sides, &grad},
              [&](const auto& image) { passes.run(FindGradient(), image); });

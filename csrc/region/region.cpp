@@ -295,9 +295,10 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
 
   const Map<G> r(grid, of_rest, &memory[length]);
   const Matrix<G::d> zr = scatter(grid, z, r), rr = scatter(grid, r, r);
-  double contrast = 0, excess = 0;  // tr ZZᵀ and tr QQᵀ - tr ZZᵀ
+  double contrast = 0, of_zr = 0, excess = 0;  // tr ZZᵀ, tr ZRᵀ, and tr QQᵀ - tr ZZᵀ
   for (int64_t i = 0; i < d; ++i) {
     contrast += zz[i][i];
+    of_zr += zr[i][i];
     excess += rr[i][i] - 2 * zr[i][i];
   }
   Matrix<2 * d> joint;  // J, its lower triangle
@@ -309,10 +310,17 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
       joint[d + i][d + j] = rr[i][j] + a + a_q;
     }
   }
-  *value = 1 + (factorize<G>(joint) - known) / range;
+  const double unexplained = 1 + (factorize<G>(joint) - known) / range;  // nan stays nan
+  const bool is_clamped = unexplained < 0;
+  const double nu = is_clamped ? 0 : unexplained, along = 1 - of_zr / contrast, least = kLeastContrast;
+  const double sigma = along > least ? 1 : along < -least ? -1 : along / least;
+  *value = 1 - sigma * (1 - nu);
   if (slope) {
     Matrix<G::d> of_z, of_r;
-    slopes_of_members(joint, excess > 0 ? G::a / contrast : 0, 1 / range, of_z, of_r);
+    slopes_of_members(joint, excess > 0 ? G::a / contrast : 0, is_clamped ? 0 : sigma / range, of_z, of_r);
+    if (std::abs(along) < least) {  // dσ = tr(Z dQᵀ) / (least · contrast)
+      for (int64_t i = 0; i < d; ++i) of_z[i][i] -= (1 - nu) / (least * contrast);
+    }
     write_slopes(grid, z, r, of_z, of_r, slope);
   }
   return true;

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from edgeloss import __version__
 from edgeloss.cli.messages import fail
-from edgeloss.options import HELP, MODULE_ONLY, Options, check_option
+from edgeloss.options import HELP, Options, check_option
 
 PALETTE_NAMES = ("ade20k", "camvid", "cityscapes", "voc")  # of edgeloss.io, which imports torch
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
@@ -23,9 +23,7 @@ _EPILOG = "Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invali
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
 _TYPES: dict[str, type] = {"float": float, "float | None": float, "int | Sequence[int]": int}
-OF_LOSS = {
-    one.name: one for one in dataclasses.fields(Options) if str(one.type) in _TYPES and one.name not in MODULE_ONLY
-}
+OF_LOSS = {one.name: one for one in dataclasses.fields(Options) if str(one.type) in _TYPES}
 
 
 # Options for reading files whose values are text.

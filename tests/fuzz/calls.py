@@ -64,7 +64,7 @@ CHOICES: dict[str, dict[Any, float]] = {
     "decay": {None: 6, 0.1: 1, 0.7: 1, 2.0: 1, 9.0: 1},
     "distance": {None: 6, 1: 2, 30: 1, 1000: 1},  # in decays
     "weight": {False: 7, True: 3},
-    "edge_class_weight": {False: 7, True: 3},
+    "edge_class_weight": {"balanced": 6, None: 2, "given": 3},
     "pixel_weight": {False: 7, True: 3},
     "upstream": {1.0: 6, 0.25: 1, 65536.0: 2},
     "unread": {0.0: 2, np.nan: 1, np.inf: 1, -np.inf: 1},
@@ -77,10 +77,11 @@ CHOICES: dict[str, dict[Any, float]] = {
     "edge_weight": {1.0: 5, 0.0: 1, 2.5: 3},
     "other_side_weight": {1.0: 3, 0.0: 1, 0.7: 1},
     "same_side_weight": {1.0: 3, 0.0: 1, 0.4: 1},
-    "region_weight": {0.0: 2, 3.0: 4, 0.7: 1, 10.0: 1},
+    "edge_focus": {8.0: 6, 0.0: 2, 1.0: 1, 2.5: 1, 0.3: 1, 32.0: 0.5},
+    "region_weight": {3.0: 4, 0.0: 2, 0.7: 1, 10.0: 1},
     "power": {0.0: 6, 1.0: 2, -1.0: 2, 0.5: 1, 3.0: 0.5, -30.0: 0.3, 0.01: 0.5, -1e-5: 0.5},
     "sync_normalizer": {False: 9, True: 1},
-    "normalizer": {None: 9, (20.0, 7.5): 1, (0.3, 0.0): 0.3},
+    "normalizer": {None: 8, "counts": 1.5, "sums": 0.5},  # (W, n), or (W, E) where the balance does not need n
     "validate": {"async": 2, "sync": 1, "never": 1},
 }
 OPTIONS = [*CHOICES][[*CHOICES].index("ignore_index") :]  # keywords of the loss
@@ -131,11 +132,17 @@ def make_case(row: Row, rng: Rng | None = None) -> Case:
 
     for name in ("weight", "edge_class_weight"):
         table = [channels, 2] if multilabel and rng.random() < 0.5 else [channels if multilabel else classes]
-        options[name] = tensor(table, 10.0 ** rng.uniform(-2, 2)) if row[name] else None
+        given = tensor(table, 10.0 ** rng.uniform(-2, 2))
+        options[name] = given if row[name] in (True, "given") else row[name] or None
+    if row["normalizer"]:  # n of a step has edges of each class
+        n = torch.from_numpy(10.0 ** rng.uniform(0, 3, [channels, 2] if multilabel else classes))
+        is_sum = row["normalizer"] == "sums" and row["edge_class_weight"] != "balanced"
+        options["normalizer"] = 20.0, 7.5 if is_sum else n
     of_images = [batch, *size] if rng.random() < 0.5 else [*y.shape]
     options["pixel_weight"] = tensor(of_images, 10.0 ** rng.uniform(-2, 2)) if row["pixel_weight"] else None
     has_field = row["decay"] and row["distance"]
     options["decay"] = row["decay"]
+    options["spacing"] = options["spacing"] if row["decay"] else None  # only decay reads it
     options["distance"] = tensor([*y.shape], row["decay"] * row["distance"]) if has_field else None
     least, most = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
     fits = {torch.uint8: least >= 0, torch.bool: least >= 0 and most <= 1}.get(row["target"], True)

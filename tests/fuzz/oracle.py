@@ -11,12 +11,23 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from oracle_focus import Focus, balance
+from oracle_pixels import (
+    LIMITS,
+    SUMS,
+    WIDE,
+    Array,
+    Softmax,
+    along_axes,
+    edge_distance,
+    interpolation,
+    of_others,
+    power_mean,
+    rough,
+    window_pairs,
+)
+from oracle_regions import POOL, SIDE, Places, Regions
 
-Array = Any
-WIDE = np.longdouble
-NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
-SUMS = WIDE(2.0**-52)  # the rounding of its sums over regions, which are float64 for every dtype
-HUGE, LEAST = WIDE("1e4000"), WIDE(-745)  # processors compute slowly with inf, and with what float64 cannot hold
 NARROW, FEW = 49, 16  # neighbors, classes: in sums over more, the roundings of nearly equal ones have the same sign
 
 
@@ -34,209 +45,6 @@ class Answer(NamedTuple):
     has_regions: bool
 
 
-# ----------------------------------------------------------------------------------------------------------- the pixels
-
-
-def exp(x: Array) -> Array:
-    """Return e^x, and 0 where it is less than the smallest number of float64."""
-    return np.where(x < LEAST, 0, np.exp(np.maximum(x, LEAST)))
-
-
-class Softmax:
-    """Probabilities of pixels [P, C]; ``depth`` is 1 + the logit below the largest, which is what is rounded."""
-
-    def __init__(self, x: Array, rounding: Array) -> None:
-        """Compute them from logits, and by how much these are rounded already."""
-        top = np.arange(len(x)), x.argmax(1)
-        self.x, self.rounding, below = x, rounding, x - x[top][:, None]
-        odds = exp(below)
-        odds[top] = 0
-        rest = odds.sum(1, keepdims=True)
-        odds[top] = 1
-        self.log_p, self.p = below - np.log1p(rest), odds / (1 + rest)
-        self.depth = (1 - below + rounding).astype(float)
-
-    def without(self, rows: Array, k: Array) -> tuple[Array, Array]:
-        """Return log(1 - p) of the classes k [M] of pixels [M], and the shares in it of the other classes [M, C]."""
-        at = np.arange(len(rows)), k
-        x, among = self.x[rows, k], self.x[rows]
-        among[at] = -HUGE
-        most = among.max(1)
-        sums = exp(among - most[:, None])
-        total = sums.sum(1)
-        p, log_rest = self.p[rows, k], (most - x) + np.log(total) + self.log_p[rows, k]
-        return np.where(p < 0.5, np.log1p(-np.minimum(p, 0.5)), log_rest), sums / total[:, None]
-
-
-def rough(values: Array) -> Array:
-    """Return the sizes of values, in float64."""
-    return np.abs(values).astype(float)
-
-
-def of_others(values: Array) -> Array:
-    """Return the sums over all other classes of values [..., C], none of which is a difference."""
-    before, after = np.zeros_like(values), np.zeros_like(values)
-    np.cumsum(values[..., :-1], -1, out=before[..., 1:])
-    np.cumsum(values[..., :0:-1], -1, out=after[..., -2::-1])
-    return before + after
-
-
-def interpolation(low: int, high: int) -> tuple[Array, Array]:
-    """Return the matrix [high, low] of linear interpolation, and by how much its elements change with a position.
-
-    A position is (i + 1/2) · low / high - 1/2, and at most two roundings of its first part move it. Beyond an integer,
-    which no rounding knows from its neighbors, it belongs to another pair of pixels.
-    """
-    at = np.maximum((np.arange(high, dtype=WIDE) + WIDE(0.5)) * low / high - WIDE(0.5), 0)[:, None]
-    apart = np.abs(np.minimum(at, low - 1) - np.arange(low))
-    return np.maximum(1 - apart, 0), np.where(apart < 1 + WIDE(1e-6), 2 * (at + WIDE(0.5)), 0)
-
-
-def along_axes(x: Array, matrices: list[Array]) -> Array:
-    """Multiply the last axes of an array by a matrix each."""
-    for axis, matrix in enumerate(matrices, start=x.ndim - len(matrices)):
-        x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
-    return x
-
-
-# ------------------------------------------------------------------------------------------------------- the edge terms
-
-
-def window_pairs(size: tuple[int, ...], radius: list[int]) -> tuple[Array, Array]:
-    """Return all pairs of pixels i, n within a window of each other, ordered by i."""
-    i = n = np.zeros(1, np.int64)
-    for length, r in zip(size, radius, strict=True):
-        place = np.arange(length)
-        a, b = np.nonzero(np.abs(place[:, None] - place) <= r)
-        i, n = (np.add.outer(length * whole, part).ravel() for whole, part in ((i, a), (n, b)))
-    order = np.argsort(i, kind="stable")
-    return i[order], n[order]
-
-
-def edge_distance(y: Array, valid: Array, spacing: list[float]) -> Array:
-    """Return the distance of pixels [I, *S] to the nearest valid one of another class; inf without one."""
-    result = np.full(y.shape, HUGE)
-    for k in np.unique(y):
-        squares = np.where(valid & (y != k), 0, HUGE)
-        for axis, s in enumerate(spacing, start=1):
-            place = np.arange(y.shape[axis])
-            moved = np.moveaxis(squares, axis, -1)[..., None, :] + (WIDE(s) * np.subtract.outer(place, place)) ** 2
-            squares = np.moveaxis(moved.min(-1, initial=HUGE), -1, axis)
-        np.copyto(result, squares, where=valid & (y == k))
-    return np.where(result < HUGE, np.sqrt(result), np.inf)
-
-
-def power_mean(t: Array, log_w: Array, i: Array, q: float) -> tuple[Array, Array, Array]:
-    """Return the centers of pairs that are ordered by center i, -log M_q of each, and the shares π of the pairs."""
-    is_first = np.diff(i, prepend=-1) != 0
-    starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
-
-    def log_sum_and_shares(values: Array) -> tuple[Array, Array]:
-        top = np.maximum.reduceat(values, starts)
-        parts = exp(values - top[group])
-        total = np.add.reduceat(parts, starts)
-        return top + np.log(total), parts / total[group]
-
-    log_w = log_w - np.maximum.reduceat(log_w, starts)[group]
-    of_weights, plain = log_sum_and_shares(log_w)
-    of_all, pi = log_sum_and_shares(log_w + WIDE(q) * t) if q else (of_weights, plain)
-    value = np.add.reduceat(plain * t, starts)
-    if q:  # where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something
-        off = WIDE(q) * (t - value[group])
-        is_near = np.maximum.reduceat(np.abs(off), starts) < 1
-        small = np.log1p(np.add.reduceat(plain * np.expm1(np.where(is_near[group], off, 0)), starts))
-        value = np.where(is_near, value + small / WIDE(q), (of_all - of_weights) / WIDE(q))
-    return i[starts], -value, pi
-
-
-# ------------------------------------------------------------------------------------------------------ the region term
-
-
-def inverse(matrix: Array) -> tuple[Array, Array]:
-    """Return the inverse of positive matrices [K, d, d] by elimination, and h of each."""
-    result, h = matrix.copy(), np.zeros(len(matrix), WIDE)
-    for j in range(matrix.shape[1]):
-        column, row, pivot = result[:, :, j].copy(), result[:, j].copy(), result[:, j, j, None].copy()
-        h += np.log(pivot[:, 0] / NOISE) / 2
-        result -= column[:, :, None] * (row / pivot)[:, None]
-        result[:, :, j], result[:, j] = -column / pivot, row / pivot
-        result[:, j, j] = 1 / pivot[:, 0]
-    return result, h
-
-
-class Places:
-    """The averages of the pixels of an image, and its regions of averages."""
-
-    def __init__(self, size: tuple[int, ...]) -> None:
-        """Compute what pixels are in each average, one matrix [A, N] per axis."""
-        self.size, self.side, self.values = size, (SIDE,) * len(size), POOL ** len(size)
-        places = [(np.arange((n - 1) // POOL + 1), (np.arange(n) + POOL // 2) // POOL) for n in size]
-        self.matrices = [np.equal.outer(*pair).astype(WIDE) for pair in places]
-
-    def average(self, pixels: Array) -> Array:
-        """Return the averages of pixels [K, N]."""
-        return along_axes(pixels.reshape(-1, *self.size), self.matrices) / self.values
-
-    def windows(self, averages: Array) -> Array:
-        """Return a view of averages [K, *A] by regions, [K, *R, *side]."""
-        axes = tuple(range(1, averages.ndim))
-        return np.lib.stride_tricks.sliding_window_view(averages, self.side, axes, writeable=True)
-
-    def regions(self, averages: Array) -> Array:
-        """Return the centered regions [K, d, R]."""
-        regions = self.windows(averages).reshape(len(averages), -1, math.prod(self.side)).swapaxes(1, 2)
-        return regions - regions.mean(2, keepdims=True)
-
-    def to_pixels(self, slopes: Array) -> Array:
-        """Return slopes by regions [K, d, R] as those by pixels."""
-        averages = np.zeros((len(slopes), *map(len, self.matrices)), WIDE)
-        windows = self.windows(averages)
-        for values, place in zip(slopes.swapaxes(0, 1), np.ndindex(self.side), strict=True):
-            of_place = windows[(..., *place)]
-            of_place += values.reshape(of_place.shape)
-        return along_axes(averages / self.values, [m.T for m in self.matrices]).reshape(len(slopes), -1)
-
-
-class Regions:
-    """The region terms of classes of images, [K], and their slopes by q, [K, N], in the form of docs/loss.md.
-
-    ``rounding`` and ``sizes`` are what adds up for them in sums over regions.
-    """
-
-    def __init__(self, places: Places, z: Array, q: Array, rng: Any = None, eps: float = 0) -> None:
-        """Compute them from z and q, 0 at ignored pixels; ``rng`` rounds averages of z - q, and sums over regions."""
-        off, q, z = places.average(np.abs(z - q)), places.average(q), places.average(z)
-        q = q if rng is None else q + off * rng.uniform(-eps, eps, q.shape)
-        zs, qs = places.regions(z), places.regions(q)
-        zz, qq, zq = (a @ b.swapaxes(1, 2) for a, b in ((zs, zs), (qs, qs), (zs, qs)))
-        identity, d = NOISE * np.eye(zz.shape[1], dtype=WIDE), zz.shape[1]
-        known, doubled = np.split(inverse(np.concatenate([zz, 2 * zz]) + identity)[1], 2)
-        scale = 2 * known - doubled  # H - f
-        self.has_term = scale > LEAST_KNOWN
-        scale, limit = np.where(self.has_term, scale, np.inf), np.where(self.has_term, np.trace(zz, 0, 1, 2), 1)
-        if rng is not None:  # those of q may come from z and r = z - q
-            size = np.abs(zz) + np.abs(zz - zq - zq.swapaxes(1, 2) + qq)
-            zz, qq, zq = (m + d * SUMS * s * rng.uniform(-1, 1, m.shape) for m, s in ((zz, zz), (qq, size), (zq, size)))
-            zz, qq = ((m + m.swapaxes(1, 2)) / 2 for m in (zz, qq))
-        contrast = np.trace(qq, 0, 1, 2) / limit
-        qq = qq + np.maximum(1, contrast)[:, None, None] * identity
-        best = zq @ inverse(qq)[0]  # B
-        precision, left = inverse(zz + identity - best @ zq.swapaxes(1, 2))
-        back = best.swapaxes(1, 2) @ precision
-        noise = (NOISE * np.trace(back @ best, 0, 1, 2) / limit)[:, None, None] * qs
-        is_higher = contrast > 1 + WIDE(1e-12 if rng is None else -1e-12)  # roundings decide where it is 1
-        of_residual, noise = -back @ (zs - best @ qs), is_higher[:, None, None] * noise
-        self.value = (left + known - doubled) / scale
-        slopes = of_residual + noise
-        self.slopes = places.to_pixels(slopes / scale[:, None, None])
-        parts = zs, qs, zz, qq, best, precision, back, of_residual, noise, scale
-        zs, qs, zz, qq, best, precision, back, of_residual, noise, scale = map(rough, parts)
-        summed = zz + best @ qq @ best.swapaxes(1, 2)
-        self.rounding = ((precision * summed).sum((1, 2)) - d * float(np.log(NOISE))) / scale
-        sizes = back @ (zs + best @ qs) + noise + self.rounding[:, None, None] * (of_residual + noise)
-        self.sizes = places.to_pixels(sizes / scale[:, None, None])
-
-
 # ----------------------------------------------------------------------------------------------------------- the images
 
 
@@ -244,7 +52,7 @@ class Images:
     """The images of a call, or of all their classes with labels per class: their terms and gradient.
 
     The pixels of all images are one axis [P], I times N. v, vu and w are their weights in the cross-entropy, in the
-    edge terms, and in the first's denominator.
+    edge terms, and in the first's denominator; ``place`` is the place of an image and a class in [I · C].
     """
 
     def __init__(self, x: Array, y: Array, o: dict[str, Any], dtype: Any, trials: int) -> None:
@@ -266,8 +74,9 @@ class Images:
         self.many = max(1, self.classes / FEW)
         unit = rough(share) * (1 + rough(nll) + self.softmax.rounding) * self.many
         self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
+        self.place = self.image * self.classes + self.y
         self.of_edges()
-        self.vu = self.v * o["edge_class_weight"][self.image, self.y] * self.is_edge
+        self.of_classes()
         self.of_regions(trials)
 
     def interpolate(self, x: Array, valid: Array) -> tuple[Array, Array]:
@@ -338,6 +147,56 @@ class Images:
         is_under = (np.minimum(t, log_w[n]) < np.log(self.least)) & (self.o["power"] == 1)
         return value, i, n, pi, (is_under & (pi < rounding)) | (pi < self.least)
 
+    def by_class(self, values: Array) -> Array:
+        """Return the sums of values [P] over the pixels of each image and class, [I, C]."""
+        result = np.zeros(self.shape[0] * self.classes, values.dtype)
+        np.add.at(result, self.place, values)
+        return result.reshape(-1, self.classes)
+
+    def of_classes(self) -> None:
+        """Compute the weights of the edge pixels of each image and class, and what the focus makes of their terms."""
+        on_edge, tables = self.v * self.is_edge, self.o["tables"]
+        self.n, counts = self.by_class(on_edge), self.o["normalizer"] and self.o["normalizer"][1]
+        if counts is None or np.ndim(counts) == 0:
+            counts = self.n.reshape(self.shape[0] // tables, tables, self.classes).sum(0)
+        counts = np.reshape(counts, (tables, self.classes)).astype(WIDE)
+        u = self.o["edge_class_weight"]
+        u = np.broadcast_to(balance(counts) if isinstance(u, str) else u, counts.shape)
+        self.total = (u * counts).sum()  # E of the step
+        self.u = np.tile(u, (self.shape[0] // tables, 1))
+        self.vu = on_edge * self.u.ravel()[self.place]
+        value, unit = (self.by_class(on_edge * part) for part in self.maps["edge"])
+        some = np.where(self.n > 0, self.n, 1)
+        self.mean, self.mean_unit = np.maximum(value, 0) / some, rough(unit / some)  # t
+        self.focus = Focus(self.mean, self.mean_unit, self.o, self.classes, self.kind)
+
+    def to_pixels(self, values: Array) -> Array:
+        """Return values of images and classes [I, C] as those of their edge pixels [P], 0 elsewhere."""
+        return values.ravel()[self.place] * self.is_edge
+
+    def focused(self) -> tuple[Array, Array]:
+        """Return the edge terms of pixels [P] as the loss adds them up, with v and u, and their unit."""
+        (value, unit), focus = self.maps["edge"], self.focus
+        ratio, change, most = map(self.to_pixels, (focus.ratio, focus.ratio_unit, focus.most))
+        return self.vu * value * ratio, self.vu * (unit * most + rough(value) * change)
+
+    def edge_factors(self, incoming: Array) -> tuple[Array, Array]:
+        """Return the factors [P] of the gradients of the edge terms, for what arrives at these, and their units."""
+        focus, (value, unit) = self.focus, self.maps["edge"]
+        slope, change = focus.slope, focus.slope_unit
+        if self.o["reduction"] != "none":
+            return self.vu * incoming * self.to_pixels(slope), self.vu * rough(incoming) * self.to_pixels(change)
+        total = np.where(self.n * self.mean > 0, self.n * self.mean, 1)
+        mean = self.by_class(incoming * self.v * self.is_edge * value) / total
+        size = rough(self.by_class(np.abs(incoming) * self.v * self.is_edge * unit) / total)
+        rest, change = slope - focus.ratio, change + focus.ratio_unit
+        # The mean of what arrives, weighted by the edge terms, is a sum over n t, which are rounded both.
+        size += rough(mean) * (1 + self.mean_unit / np.where(self.mean > 0, self.mean, 1))
+        unit = rough(incoming) * self.to_pixels(focus.ratio_unit)
+        unit += self.to_pixels(rough(mean) * change + rough(rest) * size)
+        factor = incoming * self.to_pixels(focus.ratio) + self.to_pixels(rest * mean)
+        return self.vu * factor, self.vu * unit
+
     def of_regions(self, trials: int) -> None:
         """Compute the region terms, their slopes, and by how much these change where probabilities are rounded."""
         shape = *self.shape, self.classes
@@ -356,18 +215,25 @@ class Images:
             return Regions(places, z, q, rng, eps)
 
         right, moved, spread, rng = regions(self.softmax.p), 0, 0, np.random.default_rng(0)
+        slopes = right.parts.sum(0)
         for _ in range(trials):
             noise = rng.uniform(-eps, eps, self.one_hot.shape) * self.softmax.depth
             trial = regions(Softmax(self.softmax.x + noise, 0).p, rng)
             moved = np.maximum(moved, np.abs(trial.value - right.value) / eps)
-            spread = np.maximum(spread, np.abs((trial.slopes - right.slopes) * sees).max(1, keepdims=True) / eps)
-        sums, slopes = float(SUMS / eps), right.slopes * sees
-        self.slopes.reshape(shape)[image, :, c] = slopes
-        self.slope_sizes.reshape(shape)[image, :, c] = np.abs(slopes) + (spread + right.sizes * sums) * sees
+            spread = np.maximum(spread, np.abs((trial.parts.sum(0) - slopes) * sees).max(1, keepdims=True) / eps)
+        sums = float(SUMS / eps)
+        unit = right.has_term * (1 + right.unit) + np.abs(right.value) + moved + right.rounding * sums
+        # Where roundings decide whether a part of it is clamped, its slope may be 0, or not.
+        off = np.abs([right.share, np.abs(right.along) - 1])
+        is_open = off <= LIMITS[self.kind.bits] * eps * np.array([unit, unit + right.unit * self.softmax.depth.max()])
+        sizes = np.abs(right.parts) + np.abs(right.free) * is_open[:, :, None] / eps
+        self.slopes.reshape(shape)[image, :, c] = slopes * sees
+        self.slope_sizes.reshape(shape)[image, :, c] = (sizes.sum(0) + spread + right.sizes * sums) * sees
         np.add.at(self.terms, image, right.has_term)
-        unit = right.has_term + np.abs(right.value) + moved + right.rounding * sums
         np.add.at(self.region, (slice(None), image), [right.value, unit])
-        self.region[1] += self.unit_of_slopes(self.slopes).sum(1).reshape(self.shape).sum(1)
+        parts = self.slopes.copy()
+        parts.reshape(shape)[image, :, c] = np.abs(right.parts).sum(0) * sees
+        self.region[1] += self.unit_of_slopes(parts).sum(1).reshape(self.shape).sum(1)
 
     def sum_by_logits(self, sizes: Array, *parts: tuple[Array, Array]) -> Array:
         """Return p_c Σ_k w_k (|s_c| + |s_k|) for slopes s by p and weights w of the classes, times a factor each."""
@@ -390,13 +256,14 @@ class Images:
             slopes = p * (slopes * of_others(p) - of_others(p * slopes))  # by logits: p_c Σ_k p_k (s_c - s_k)
         return factor * slopes, rough(size) * sizes
 
-    def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
+    def arrive(self, name: str, factor: Array, unit: Array) -> tuple[Array, Array]:
         """Return what arrives at neighbors for the class of the center, and its size, its unit, and what may be 0."""
         _, i, n, pi, may_be_0 = self.sides[name == "other_side"]
         result, place = np.zeros(self.softmax.p.shape, WIDE), n * self.classes + self.y[i]
-        values = factor[i] * WIDE(self.o[f"{name}_weight"]) * pi
-        np.add.at(result.reshape(-1), place, values)
-        parts = np.stack([np.ones(len(i)), self.condition[i], may_be_0]) * rough(values)
+        shares = WIDE(self.o[f"{name}_weight"]) * pi
+        np.add.at(result.reshape(-1), place, factor[i] * shares)
+        size, unit = rough(factor[i] * shares), rough(unit[i] * shares)
+        parts = size, size * self.condition[i] + unit, size * may_be_0
         sizes = np.array([np.bincount(place, part, result.size) for part in parts], float)
         return result, sizes.reshape(3, *result.shape)
 
@@ -406,14 +273,15 @@ class Images:
         result[rows] = np.add.reduceat(values[self.across][:, None] * shares, starts)
         return result
 
-    def gradient(self, ce: Array, edge: Array, *region: Array) -> list[Array]:
+    def gradient(self, ce: Array, edge: tuple[Array, Array], region: tuple[Array, Array]) -> list[Array]:
         """Return the gradient [I, C, *S'], its unit, what p - 1 adds to it, what may be lost, and what is read.
 
-        The arguments are the factors of these terms of each pixel, and the sizes of what adds up in the last one.
+        The arguments are the factors of these terms of each pixel, and the units of those of the edge terms and the
+        sizes of what adds up in those of the region term.
         """
         p, depth = self.softmax.p, self.softmax.depth
         of_region, region_sizes = self.gradient_of_regions(*(each[:, None] for each in region))
-        (toward, same), (away, other) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
+        (toward, same), (away, other) = (self.arrive(name, *edge) for name in ("same_side", "other_side"))
         toward, away = toward + ce[:, None] * self.share, away * p  # the weights of -log p, and what -log(1 - p) gives
         result = p * of_others(toward) - toward * of_others(p) + away - self.passed_on(away, self.rest) + of_region
 
@@ -451,12 +319,16 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
     """
     i = make_images(x, y, o, upstream.dtype, trials)
     upstream = np.broadcast_to(upstream, y.shape).ravel()
-    totals = (1, 1) if o["reduction"] == "sum" else o["normalizer"] or (i.w.sum(), i.vu.sum())
-    per_w, per_e = (1 / WIDE(total) if total else WIDE(0) for total in totals)
-    per = {"cross_entropy": per_w, "same_side": per_e, "other_side": per_e, "edge": per_e, "region": per_w}
-    factors = {"cross_entropy": o["ce_weight"], "edge": o["edge_weight"], "region": o["region_weight"]}
+    given = o["normalizer"] or (i.w.sum(), i.total)
+    mean_w, mean_e = (
+        1 / WIDE(total) if total else WIDE(0) for total in (given[0], given[1] if np.ndim(given[1]) == 0 else i.total)
+    )
+    per_w, per_e = (1, 1) if o["reduction"] == "sum" else (mean_w, mean_e)
+    per = {"cross_entropy": per_w, "region": per_w}
+    per |= dict.fromkeys(("same_side", "other_side", "edge", "edge_focused"), per_e)
+    factors = {"cross_entropy": o["ce_weight"], "edge_focused": o["edge_weight"], "region": o["region_weight"]}
     factors = {name: WIDE(f) * (1 if o["reduction"] == "none" else per[name]) for name, f in factors.items()}
-    factor_ce, factor_edge = factors["cross_entropy"] * upstream * i.v, factors["edge"] * upstream * i.vu
+    factor_ce = factors["cross_entropy"] * upstream * i.v
     many = i.shape[0] // max(1, len(x))
 
     def per_image(values: Array) -> Array:
@@ -465,12 +337,15 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
 
     count = np.maximum(1, per_image(i.terms))
     given = i.w * upstream
-    of_region = (factors["region"] * per_image(g.reshape(i.shape).sum(1)) / count for g in (given, np.abs(given)))
+    of_region = tuple(factors["region"] * per_image(g.reshape(i.shape).sum(1)) / count for g in (given, np.abs(given)))
     parts = {k: np.array(i.maps[k]) * (i.v if k == "cross_entropy" else i.vu) for k in per if k in i.maps}
+    parts["edge_focused"] = np.array(i.focused())
     parts["region"] = per_image(i.region) / count * i.w
     loss = sum(factor * parts[name] for name, factor in factors.items())
     terms = {name: tuple(per[name] * values.sum(1)) for name, values in parts.items()}
-    gradient, unit, *others = i.gradient(factor_ce, factor_edge, *of_region)
+    un = i.u * i.n * mean_e  # a mean with any reduction
+    terms["edge_focus"] = (un * i.focus.slope).sum(), (un * i.focus.slope_unit).sum()
+    gradient, unit, *others = i.gradient(factor_ce, i.edge_factors(factors["edge_focused"] * upstream), of_region)
     return Answer(
         tuple(loss.reshape(2, *y.shape) if o["reduction"] == "none" else loss.sum(1)),
         terms | {"edge_fraction": (i.is_edge.sum() / max(1, i.valid.sum()),) * 2},
@@ -485,11 +360,15 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, trials: int) -
 def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any, trials: int) -> Images:
     """Return the images of a call; with labels per class, each class is one."""
     images = y.shape[: 1 + o["multilabel"]]
-    classes, parts = 2 if o["multilabel"] else max(2, x.shape[1]), {}
+    classes, tables = 2 if o["multilabel"] else max(2, x.shape[1]), math.prod(images[1:])
+    parts: dict[str, Any] = {"tables": tables}
     for name in ("weight", "edge_class_weight"):
         values = 1 if o[name] is None else o[name]
+        if isinstance(values, str):
+            continue
         values = values[:, None] if o["multilabel"] and np.ndim(values) == 1 else values  # of both labels of a class
-        parts[name] = np.broadcast_to(values, (*images, classes)).reshape(-1, classes).astype(WIDE)
+        parts[name] = np.broadcast_to(values, (tables, classes)).astype(WIDE)
+    parts["weight"] = np.tile(parts["weight"], (len(y), 1))
     for name in ("pixel_weight", "distance"):
         values = np.ones(y.shape) if o[name] is None and name == "pixel_weight" else o[name]
         if values is not None:

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from oracle import Answer, solve
+from oracle_pixels import LIMITS as BY_BITS
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss
 
 TRIALS = 0, 1, 12  # roundings of the logits, while slopes of the region term may change more than was seen
 KINDS = ("loss", "terms", "gradient", "maps")  # of results
-LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
+LIMITS = {dtype: BY_BITS[torch.finfo(dtype).bits] for dtype in (torch.float32, torch.float64)}  # roundings
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(edge_aware_loss).parameters.items()}
 
 
@@ -58,8 +59,13 @@ class Case:
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
         """Return logits, labels and all options as arrays and numbers, with a radius and a spacing per axis."""
-        options = DEFAULTS | self.options
-        options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in options.items()}
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(plain, value))
+            return value.double().numpy() if isinstance(value, Tensor) else value
+
+        options = {name: plain(value) for name, value in (DEFAULTS | self.options).items()}
         for name in ("radius", "spacing"):
             value = options[name] or 1.0
             options[name] = value if isinstance(value, (list, tuple)) else [value] * (self.x.dim() - 2)

@@ -45,7 +45,7 @@ def is_found(wrong_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
     ("name", "change"),
     [
         ("radius", lambda radius: [r + 1 for r in radius]),
-        ("spacing", lambda spacing: [1.001 * s for s in spacing]),
+        ("spacing", lambda spacing: spacing and [1.001 * s for s in spacing]),
         ("decay", lambda decay: decay and 1.001 * decay),
         ("power", lambda q: 0.999 * q),
         ("label_smoothing", lambda smoothing: 0.999 * smoothing),
@@ -53,7 +53,11 @@ def is_found(wrong_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
         ("region_weight", lambda weight: 1.0001 * weight),
         ("ignore_index", lambda label: None if label == 1 else label),
         ("weight", lambda weight: weight if weight is None else weight.flip(-1)),
-        ("edge_class_weight", lambda weight: weight if weight is None else weight.flip(0)),
+        ("edge_class_weight", lambda weight: weight.flip(0) if isinstance(weight, Tensor) else weight),
+        ("edge_class_weight", lambda weight: None if isinstance(weight, str) else weight),
+        ("edge_focus", lambda gamma: 1.0001 * gamma),
+        ("other_side_weight", lambda weight: 1.0001 * weight),
+        ("normalizer", lambda sums: sums and (sums[0], sums[1] if isinstance(sums[1], float) else sums[1].flip(-1))),
         ("pixel_weight", lambda _: None),
         ("distance", lambda _: None),
         ("backend", lambda _: "reference"),  # whose derivative of a softmax is p - 1

@@ -1,10 +1,12 @@
-"""The maps and the region term of an image by loops over pixels, pairs and regions: slow and simple."""
+"""The loss by loops over pixels, pairs and regions: slow and simple."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import operator
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -84,7 +86,7 @@ def region(x: Any, y: Any, *, ignore_index: int | None = -100, multilabel: bool 
 
 
 def region_of_class(x: Any, y: Any, label: int, ignore_index: int | None) -> float | None:
-    """Return (U - f) / (H - f) of one class of an image; None without a term."""
+    """Return 1 - σ (1 - ν) of one class of an image; None without a term."""
     dims, noise = y.ndim, 5e-4
     averages = [range((size - 1) // 3 + 1) for size in y.shape]
     corners = [range(len(places) - 2) for places in averages]
@@ -120,4 +122,78 @@ def region_of_class(x: Any, y: Any, label: int, ignore_index: int | None) -> flo
     of_noise = eye * max(1.0, np.trace(qq) / np.trace(zz - eye))
     known, left = entropy(zz), entropy(zz - zq @ np.linalg.inv(qq + of_noise) @ zq.T)
     floor = entropy(2 * eye - noise**2 * np.linalg.inv(zz))
-    return (left - floor) / (known - floor)
+    share, along = (left - floor) / (known - floor), np.trace(zq) / (0.05 * np.trace(zz - eye))
+    return float(1 - min(max(along, -1.0), 1.0) * (1 - max(share, 0.0)))
+
+
+# ------------------------------------------------------------------------------------------------------------ the loss
+
+
+def balance(n: list[float]) -> list[float]:
+    """Return u of classes with n edge pixels."""
+    if not sum(n):
+        return [0.0] * len(n)
+    share = [1 / (k + 0.05 * sum(n) / len(n)) for k in n]
+    scale = sum(n) / sum(map(operator.mul, share, n))
+    return [scale * value for value in share]
+
+
+def focused(t: float, classes: int, same: float, other: float, gamma: float) -> float:
+    """Return Φ(t), by the series of the integral of x^γ / (1 - x)."""
+    uniform, scale = other * math.log(classes / (classes - 1)) + same * math.log(classes), same + other
+    if gamma == 0 or t == 0:
+        return t
+    inside = min(t, uniform)
+    error, most = (-math.expm1(-value / scale) for value in (inside, uniform))
+    count = 40 if error < 0.3 else math.ceil(40 / -math.log(error))
+    series = math.fsum(error**j / (gamma + 1 + j) for j in range(count))
+    return scale * error * (error / most) ** gamma * series + t - inside
+
+
+def loss(
+    maps: dict[str, Any],
+    regions: list[float],
+    y: Any,
+    *,
+    v: Any,
+    weight: Any,
+    edge_class_weight: Any,
+    options: dict[str, Any],
+) -> Any:
+    """Return the loss, or a map, from maps and labels [B, T, *S], with T the classes of a multilabel loss, else 1.
+
+    Both class weights are [T, K], the second may also be "balanced"; ``regions`` has R of each image.
+    """
+    tables, classes = weight.shape
+    sides = options["same_side_weight"], options["other_side_weight"]
+    edge = sides[0] * maps["same_side"] + sides[1] * maps["other_side"]
+    n: Counter[tuple[int, ...]] = Counter()
+    sums: Counter[tuple[int, ...]] = Counter()
+    pixels = [p for p in np.ndindex(y.shape) if 0 <= y[p] < classes and y[p] != options["ignore_index"]]
+    for p in pixels:
+        if maps["edge_mask"][p]:
+            n[p[0], p[1], y[p]] += v[p]
+            sums[p[0], p[1], y[p]] += v[p] * edge[p]
+    of_batch = [[sum(n[b, t, k] for b in range(len(y))) for k in range(classes)] for t in range(tables)]
+    normalizer = options["normalizer"]
+    given = normalizer[1] if normalizer else 0.0
+    counts = np.reshape(given if np.ndim(given) else of_batch, (tables, classes))
+    u = edge_class_weight
+    if isinstance(u, str):
+        u = np.reshape(balance(counts.ravel().tolist()), (tables, classes))
+    per_w = per_e = 1.0
+    if options["reduction"] == "mean":
+        total_w = normalizer[0] if normalizer else sum(v[p] * weight[p[1], y[p]] for p in pixels)
+        total_e = given if normalizer and np.ndim(given) == 0 else (u * counts).sum()
+        per_w, per_e = (1 / total if total else 0.0 for total in (total_w, total_e))
+    result = np.zeros(y.shape)
+    for p in pixels:
+        key, ratio = (p[0], p[1], y[p]), 0.0
+        if sums[key]:
+            t = sums[key] / n[key]
+            ratio = focused(t, classes, *sides, options["edge_focus"]) / t
+        of_weight = options["ce_weight"] * maps["cross_entropy"][p]
+        of_weight += options["region_weight"] * weight[p[1], y[p]] * regions[p[0]]
+        of_edge = options["edge_weight"] * u[p[1], y[p]] * edge[p] * ratio
+        result[p] = v[p] * (per_w * of_weight + per_e * of_edge)
+    return result if options["reduction"] == "none" else result.sum()

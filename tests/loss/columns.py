@@ -47,6 +47,8 @@ class Column(NamedTuple):
             library.interprets = False
 
     def place(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(self.place, value))
         return value.to(self.device) if isinstance(value, Tensor) else value
 
 

@@ -60,12 +60,21 @@ ROWS += [ROWS[0] | given | {"power": power} for given in (MANY, WIDE) for power 
 ROWS += [ROWS[0] | STEP | {"power": 0.0, "radius": radius} for radius in (4, 5, 7, 8, 9, 16, 17)]
 # Groups of 8 pixels that are wider than the image, behind which there is nothing, next to pixels of two classes.
 ROWS += [ROWS[0] | STEP | {"size": ((2, 2), (73, 73)), "power": 0.0, "radius": 11}]
-ROWS += [ROWS[1] | LARGE, ROWS[2] | MANY | {"channels": 1000, "radius": 1}]
+ROWS += [ROWS[1] | LARGE]
+# Tables of each class of each image: of more classes than an image has pixels, and of more images than there are cores.
+FOCUSED = MANY | {"radius": 1, "decay": None, "power": 0.0, "edge_class_weight": "balanced", "edge_focus": 8.0}
+CLASSES = FOCUSED | {"channels": 1000, "size": ((12, 12), (14, 14)), "normalizer": None}
+IMAGES = FOCUSED | {"batch": 1024, "size": ((7, 7), (5, 8)), "channels": 3, "normalizer": None}
+ROWS += [
+    ROWS[2] | CLASSES | {"normalizer": n, "dtype": d} for n, d in ((None, torch.float32), ("counts", torch.float64))
+]
+ROWS += [ROWS[3] | IMAGES | {"reduction": reduction} for reduction in ("mean", "sum", "none")]
+ROWS += [ROWS[4] | IMAGES | {"multilabel": True, "channels": 2}]
 # A gradient that half precision holds only after a gradient scaler's factor.
 SCALED = MANY | {"size": ((24, 24), (30, 30)), "channels": 5, "dtype": torch.float16, "radius": 1}
 ROWS += [ROWS[0] | SCALED | {"upstream": 65536.0, "power": 0.0, "region_weight": 3.0}]
 EMPTY = itertools.cycle([(0, 5), (4, 0), (0, 0), (0, 3, 3), (2, 0, 3), (2, 3, 0)])
-ROWS += [row | {"size": [(n, n) for n in size]} for row, size in zip(ROWS[::4], EMPTY, strict=False)]
+ROWS += [row | {"size": [(n, n) for n in size], "batch": 2} for row, size in zip(ROWS[::4], EMPTY, strict=False)]
 ROWS += [ROWS[0] | {"channels": n, "labels": "halves", "void": 0.0, "target": torch.bool} for n in (1, 2)]
 # Where loops over pixels take little time.
 SMALL_ROWS = rows(
@@ -91,6 +100,9 @@ OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 4 if os.environ.get("C
 # Averages of three rows have a part without any, and the class that is ignored has neither maps nor a term.
 THREE = MANY | {"size": ((9, 9), (12, 12)), "batch": 1, "channels": 4, "void": 0.0, "radius": "near", "decay": None}
 OF_TRITON += [TRITON_ROWS[0] | THREE | {"ignore_index": 1, "region_weight": 3.0, "validate": "sync"}]
+if EXHAUSTIVE or os.environ.get("CI") == "true":  # the interpreter takes a second for each class or image
+    OF_TRITON += [TRITON_ROWS[1] | CLASSES | {"channels": 33, "size": ((7, 7), (8, 8)), "batch": 1}]
+    OF_TRITON += [TRITON_ROWS[2] | IMAGES | {"batch": 20, "size": ((3, 3), (4, 4))}]
 AGREEING = OF_TRITON if INTERPRETED else ROWS + SMALL_ROWS
 # Logits that nothing may read, and what is asked of a call: outside CI some, as each is a call more.
 CALLS: list[dict[str, Any]] = [{"unread": torch.nan}, {"unread": -torch.inf, "returns": ("terms",)}]
@@ -99,6 +111,7 @@ if EXHAUSTIVE or (os.environ.get("CI") == "true" and not INTERPRETED):
 # The kernels of nvcc are for other powers, and no column of this suite.
 WITH_POWER = [] if INTERPRETED else [i for i, row in enumerate(AGREEING) if row["power"]]
 SLACK = 2  # times the limits of the fuzzer, which draws fewer classes for large images
+MAPS = "cross_entropy", "same_side", "other_side", "edge_mask"
 LOOSE = 1e-10  # loops subtract and exponentiate without care
 
 
@@ -139,6 +152,14 @@ def test_the_edge_terms_of_cuda_agree(number: int, stepped: SimpleNamespace, mon
 # -------------------------------------------------------------------------------------------------------------- loops
 
 
+def class_weights(given: Any, shape: tuple[int, int]) -> Any:
+    """Return class weights [T, K] of each table of classes; "balanced" as it is."""
+    if isinstance(given, str):
+        return given
+    values = np.ones(1) if given is None else given
+    return np.broadcast_to(values[:, None] if shape[0] > 1 and values.ndim == 1 else values, shape)
+
+
 @pytest.mark.parametrize("row", SMALL_ROWS, ids=[*range(len(SMALL_ROWS))])
 def test_long_doubles_agree_with_loops(row: Row) -> None:
     case = make_case(row)
@@ -146,31 +167,47 @@ def test_long_doubles_agree_with_loops(row: Row) -> None:
     multilabel, size = options["multilabel"], y.shape[2 - x.ndim :]
     low = torch.from_numpy(np.where(answer.is_read, x, 0))
     x = F.interpolate(low, size, mode="bilinear" if len(size) == 2 else "trilinear").numpy()
-    count = 2 if multilabel else max(2, x.shape[1])
+    shape = (x.shape[1], 2) if multilabel else (1, max(2, x.shape[1]))
     options["ignore_index"] = -100 if options["ignore_index"] is None else options["ignore_index"]
-    y = np.where((y >= 0) & (y < count), y, options["ignore_index"])  # loops know no labels out of range
+    y = np.where((y >= 0) & (y < shape[1]), y, options["ignore_index"])  # loops know no labels out of range
     given = {name: options[name] for name in ("ignore_index", "power", "decay", "spacing", "label_smoothing")}
     given["radius"] = tuple(min(r, n) for r, n in zip(options["radius"], size, strict=True))
-    for image in np.ndindex(y.shape[: 1 + multilabel]):
-        weight = np.ones(count) if options["weight"] is None else options["weight"]
-        weight = np.broadcast_to(weight[image[1:]] if multilabel and weight.ndim > 1 else weight, count)
-        distance = None if options["distance"] is None else options["distance"][image]
-        maps = brute_force.maps(
-            x[image][None] if multilabel else x[image], y[image], weight=weight.tolist(), distance=distance, **given
+    weight, images = class_weights(options["weight"], shape), [*np.ndindex(y.shape[: 1 + multilabel])]
+    maps = [
+        brute_force.maps(
+            x[image][None] if multilabel else x[image],
+            y[image],
+            weight=weight[image[1] if multilabel else 0].tolist(),
+            distance=None if options["distance"] is None else options["distance"][image],
+            **given,
         )
-        for name, values in maps.items():
-            exact, unit = (part[image] for part in answer.maps[name])
-            assert (abs(values - exact) <= LOOSE * (unit + 1)).all(), f"{name} of\n{case}"
-    for image, labels in zip(x, y, strict=True):
+        for image in images
+    ]
+    by_name = {name: np.reshape([each[name] for each in maps], y.shape) for name in MAPS}
+    for name, values in by_name.items():
+        exact, unit = answer.maps[name]
+        assert (abs(values - exact) <= LOOSE * (unit + 1)).all(), f"{name} of\n{case}"
+    given = {"ignore_index": options["ignore_index"], "multilabel": multilabel}
+    regions = [brute_force.region(image, labels, **given) for image, labels in zip(x, y, strict=True)]
+    one = torch.ones((), dtype=torch.float64)
+    for image, labels, expected in zip(x, y, regions, strict=True):
         alone = Case(
-            torch.from_numpy(image[None]),
-            torch.from_numpy(labels[None]),
-            {"region_weight": 1.0, "ignore_index": options["ignore_index"], "multilabel": multilabel},
-            torch.ones((), dtype=torch.float64),
+            torch.from_numpy(image[None]), torch.from_numpy(labels[None]), {"region_weight": 1.0, **given}, one
         )
-        expected = brute_force.region(image, labels, ignore_index=options["ignore_index"], multilabel=multilabel)
-        assert expected <= 1
         assert float(alone.answer().terms["region"][0]) == pytest.approx(expected, rel=1e-9, abs=1e-11)
+    split = (len(y), shape[0], *size)
+    v = np.ones(1) if options["pixel_weight"] is None else options["pixel_weight"]
+    loss = brute_force.loss(
+        {name: values.reshape(split) for name, values in by_name.items()},
+        regions if options["region_weight"] else [0.0] * len(y),
+        y.reshape(split),
+        v=np.broadcast_to(v if v.ndim == y.ndim else v[:, None] if v.ndim > 1 else v, y.shape).reshape(split),
+        weight=weight,
+        edge_class_weight=class_weights(options["edge_class_weight"], shape),
+        options=options,
+    )
+    exact, unit = answer.loss
+    assert (abs(np.reshape(loss, np.shape(exact)) - exact) <= LOOSE * (unit + 1)).all(), f"the loss of\n{case}"
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -197,7 +234,8 @@ def of_weights(x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("row", SMALL_ROWS[::2], ids=[*range(0, len(SMALL_ROWS), 2)])
 def test_weights_from_labels_give_the_edge_terms(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"logits": "normal", "resolution": "same", "power": 0.0, "reduction": "mean", "normalizer": None}
-    case = make_case(row | asked | {"validate": "sync", "ce_weight": 0.0, "region_weight": 0.0})
+    asked |= {"validate": "sync", "ce_weight": 0.0, "region_weight": 0.0, "edge_focus": 0.0}
+    case = make_case(row | asked)
     monkeypatch.setattr(neighborhoods, "PART", 3 if case.y.numel() < 50 else neighborhoods.PART)  # pairs at a time
     found = run(case, case.answer().is_read, lambda x, y, **options: of_weights(x, y, options))
     errors = compare(case, case.answer, found, by_torch=True)

@@ -28,10 +28,11 @@ def test_without_edges_and_regions_it_is_cross_entropy(is_void: bool) -> None:
     y = torch.full_like(y, IGNORE) if is_void else y
     options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": 0.1, "weight": torch.rand(4).double()}
     expected = F.cross_entropy(x, y, **options).nan_to_num(0.0)  # that of torch is nan for a mean over nothing
-    torch.testing.assert_close(edge_aware_loss(x, y, **options, edge_weight=0.0), expected)
+    torch.testing.assert_close(edge_aware_loss(x, y, **options, edge_weight=0.0, region_weight=0.0), expected)
     each, of_ones = (y[:, None] == torch.arange(4).view(4, 1, 1)).long(), torch.rand(4).double()
     expected = F.binary_cross_entropy_with_logits(x, each.double(), pos_weight=of_ones.view(4, 1, 1), reduction="sum")
-    given: dict[str, Any] = {"multilabel": True, "weight": torch.stack([torch.ones(4), of_ones], 1), "edge_weight": 0.0}
+    given: dict[str, Any] = {"multilabel": True, "weight": torch.stack([torch.ones(4), of_ones], 1)}
+    given |= {"edge_weight": 0.0, "region_weight": 0.0}
     torch.testing.assert_close(edge_aware_loss(x, each, reduction="sum", **given), expected)
 
 
@@ -44,8 +45,8 @@ def test_only_logits_get_a_gradient() -> None:
         "distance": torch.rand(3, 6, 6, requires_grad=True),
     }
     count = torch.tensor(3.0, requires_grad=True)
-    options: dict[str, Any] = {"ignore_index": IGNORE, "decay": 1.0, "region_weight": 1.0}
-    for given in ({}, {"normalizer": (count, count)}):
+    options: dict[str, Any] = {"ignore_index": IGNORE, "decay": 1.0}
+    for given in ({}, {"normalizer": (count, count)}, {"normalizer": (count, count.expand(4))}):
         edge_aware_loss(x, y, **options, **given, **others).backward()
     assert x.grad is not None
     assert all(value.grad is None for value in [*others.values(), count])
@@ -84,7 +85,7 @@ def test_memory_follows_the_edges() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = edge_aware_loss(x, y, radius=3)
+        loss = edge_aware_loss(x, y, radius=3, region_weight=0.0)
     loss.backward()
     assert sum(kept.values()) < 4 * x.nbytes
 
@@ -124,5 +125,8 @@ def test_functions_of_labels_ignore_none_or_one(multilabel: bool) -> None:
         with pytest.raises(ValueError, match=r"target: expected labels .*, but got -100 at"):
             function(ignore_index=None)
     labels = torch.tensor([[[256, 257, 2**24, 2**24 + 1]]])  # all are distinguished
-    assert normalizers(labels)[1] == 4
-    assert normalizers(labels - 258, validate="never") == (2, 2)  # below 0 they do not count
+    n = normalizers(labels)[1]
+    assert n.sum() == 4
+    assert len(n) == 2**24 + 2
+    w, n = normalizers(labels[..., :2] - 257, 2, validate="never")
+    assert (w, n.tolist()) == (1, [0, 0])  # below 0 they do not count

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from batches import IGNORE, C, steps
 from ranks import run_ranks
-from stateless import stateless_loss
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import edge_aware_loss
+from edgeloss.functional import edge_aware_loss, normalizers
 from edgeloss.viz import panel
 
 OPTIONS: dict[str, Any] = {
@@ -29,6 +28,8 @@ OPTIONS: dict[str, Any] = {
     "edge_weight": 0.7,
     "other_side_weight": 0.2,
     "same_side_weight": 1.5,
+    "edge_focus": 3.0,
+    "region_weight": 0.4,
     "radius": (1, 2),
     "power": -1.0,
     "decay": 2.0,
@@ -43,21 +44,21 @@ OPTIONS: dict[str, Any] = {
 def test_holds_arguments_and_calls_the_function() -> None:
     x, y = torch.randn(2, 3, 6, 6), torch.randint(3, (2, 6, 6))
     weights = {"weight": torch.tensor([1.0, 2.0, 0.5]), "edge_class_weight": torch.tensor([0.5, 1.0, 3.0])}
-    criterion = EdgeAwareLoss(**weights, **OPTIONS, edge_focus=0, region_weight=0)
+    criterion = EdgeAwareLoss(**weights, **OPTIONS)
     expected = edge_aware_loss(x, y, **weights, **OPTIONS)
     for twin in (criterion, pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion)):
         assert repr(twin).startswith("EdgeAwareLoss(weight=[3], edge_class_weight=[3], ")
         assert all(f"{name}={value!r}" in repr(twin) for name, value in OPTIONS.items())
         assert twin(x, y) == expected
     assert repr(EdgeAwareLoss()) == (
-        "EdgeAwareLoss(edge_class_weight='running', ignore_index=-100, ce_weight=1.0, edge_weight=1.0,"
+        "EdgeAwareLoss(edge_class_weight='balanced', ignore_index=-100, ce_weight=1.0, edge_weight=1.0,"
         " other_side_weight=1.0, same_side_weight=1.0, edge_focus=8.0, region_weight=3.0, radius=1, power=0.0)"
     )
     assert "edge_class_weight=None" in repr(EdgeAwareLoss(edge_class_weight=None))
 
 
 def test_arguments_can_be_scheduled() -> None:
-    x, y, criterion = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6)), stateless_loss()
+    x, y, criterion = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6)), EdgeAwareLoss()
     criterion.edge_weight = 0.0
     assert criterion(x, y) == edge_aware_loss(x, y, edge_weight=0.0)
     criterion.edge_weight = -1.0
@@ -70,14 +71,14 @@ def test_can_be_subclassed() -> None:
         def __init__(self, classes: int) -> None:
             super().__init__(torch.ones(classes), power=1.0)
 
-    assert repr(Ours(3)).startswith("Ours(weight=[3], edge_class_weight='running', ignore_index=-100")
+    assert repr(Ours(3)).startswith("Ours(weight=[3], edge_class_weight='balanced', ignore_index=-100")
 
 
 def test_weight_is_a_buffer() -> None:
-    criterion, other = (stateless_loss(torch.full((3,), value)) for value in (1.0, 0.0))
+    criterion, other = (EdgeAwareLoss(torch.full((3,), value)) for value in (1.0, 0.0))
     assert list(criterion.state_dict()) == ["weight"]
     assert not list(criterion.parameters())
-    assert not stateless_loss().state_dict()
+    assert not EdgeAwareLoss().state_dict()
     other.load_state_dict(criterion.state_dict())
     assert torch.equal(other.weight, torch.ones(3))
     assert criterion.double().to("meta").weight.is_meta
@@ -85,18 +86,12 @@ def test_weight_is_a_buffer() -> None:
 
 
 def test_the_loss_of_one_class() -> None:
-    ((x, y),) = steps(1, (7, 9), multilabel=True)  # without a region term, which has the weights of all classes
+    ((x, y),) = steps(1, (6, 9), multilabel=True)  # without a region term, which has the weights of all classes
     x = x.detach()
     criterion = EdgeAwareLoss(torch.rand(C, 2), multilabel=True, reduction="sum", ignore_index=IGNORE)
-    for _ in range(2):
-        criterion(x, y)
-    focused = float(criterion.current_edge_weight)
-    assert 0 < focused < 1
-    for training, weight in ((True, focused), (None, focused), (False, 1.0)):
-        assert criterion.of_class(2, training=training).edge_weight == pytest.approx(weight)
-    losses = [criterion.eval().of_class(c)(x[:, c : c + 1], y[:, c]) for c in range(C)]
-    torch.testing.assert_close(torch.stack(losses).sum(), criterion(x, y))
-    assert criterion.counted_steps == 2  # these calls count nothing
+    losses = [criterion.of_class(c, y)(x[:, c : c + 1], y[:, c]) for c in range(C)]
+    torch.testing.assert_close(torch.stack(losses).sum(), criterion(x, y))  # with the balance of all classes
+    assert criterion.of_class(2).edge_class_weight == "balanced"
     with pytest.raises(ValueError, match=r"got multilabel=True; for class c pass .*criterion.of_class\(c\)"):
         panel(x, y, criterion=criterion)
     figure = panel(x[:, :1], y[:, 0], criterion=criterion.of_class(0), class_names=["other", "first"])
@@ -115,19 +110,19 @@ def train(model: nn.Module, mine: slice, *, sync: bool, accumulates: bool) -> di
     y[1, 0, 0] = 3
     v, weight = torch.rand(4, 8, 11, generator=random, dtype=torch.float64), torch.tensor([1.0, 2.0, 0.5, 0.3])
     criteria = [EdgeAwareLoss(weight, ignore_index=255, sync_normalizer=sync, edge_focus=2.0)]
-    criteria += [stateless_loss(edge_class_weight=weight, region_weight=1.0, ignore_index=255, sync_normalizer=sync)]
+    criteria += [EdgeAwareLoss(edge_class_weight=weight, edge_focus=0, ignore_index=255, sync_normalizer=sync)]
     found: dict[str, Any] = {"losses": [], "terms": []}
     for step, criterion in itertools.product(range(3), criteria):
         labels = ((y[mine] + step) % 4).where(y[mine] != 255, 255)
-        total = criterion.step_normalizer([labels], [v[mine]]) if accumulates else None
+        options = {"weight": criterion.weight, "ignore_index": 255, "pixel_weight": v[mine]}
+        total = normalizers(labels, 4, **options) if accumulates else None
         right = F.one_hot(labels.where(labels != 255, 0), 4).movedim(-1, 1)  # better than a uniform prediction
         given: dict[str, Any] = {"pixel_weight": v[mine], "normalizer": total, "return_terms": True}
         loss, terms = criterion(model(x[mine]) + 2 * right, labels, **given)
         loss.backward()
         found["losses"].append(loss.detach())
         found["terms"].append({name: term for name, term in terms.items() if name != "edge_fraction"})
-    found["gradients"] = [p.grad for p in model.parameters()]
-    return found | {"state": [criterion.state_dict() for criterion in criteria]}
+    return found | {"gradients": [p.grad for p in model.parameters()]}
 
 
 def network() -> nn.Module:
@@ -147,8 +142,7 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int) -
     expected = train(network(), slice(4), sync=False, accumulates=False)
     for ranks in zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(world)), strict=True):
         for rank in ranks:
-            for name in ("gradients", "state"):
-                torch.testing.assert_close(rank[name], expected[name], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(rank["gradients"], expected["gradients"], rtol=1e-10, atol=1e-12)
         for name in ("losses", "terms"):  # are averaged by DDP, or would be
             mean = torch.utils._pytree.tree_map(lambda *each: sum(each) / world, *(rank[name] for rank in ranks))
             torch.testing.assert_close(mean, expected[name], rtol=1e-10, atol=1e-12)

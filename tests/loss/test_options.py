@@ -13,11 +13,10 @@ import pytest
 from edgeloss import EdgeAwareLoss
 from edgeloss.cli.commands import OF_LOSS
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
-from edgeloss.options import HELP, MODULE_ONLY, Options, check_option
+from edgeloss.options import HELP, Options, check_option
 
-OF_MODULE = {"weight": None, "edge_class_weight": "running"}  # the class weights
+WEIGHTS = {"weight": None, "edge_class_weight": "balanced"}
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
-OF_A_CALL = {name: default for name, default in OPTIONS.items() if name not in MODULE_ONLY}
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
@@ -30,31 +29,32 @@ def in_order(options: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_the_module_has_the_class_weights_and_every_option() -> None:
-    assert in_order(defaults(EdgeAwareLoss.__init__)) == in_order(OF_MODULE | OPTIONS)
-    assert list(EdgeAwareLoss().options()) == [*OF_MODULE, *OF_A_CALL]
+    assert in_order(defaults(EdgeAwareLoss.__init__)) == in_order(WEIGHTS | OPTIONS)
+    assert EdgeAwareLoss().options() == WEIGHTS | OPTIONS
     assert list(HELP) == list(OPTIONS)
 
 
 def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
     call = defaults(EdgeAwareLoss.forward)
     tensors = {name: call.pop(name) for name in ("logits", "target")}
-    expected = tensors | dict.fromkeys(OF_MODULE) | OF_A_CALL | {"region_weight": 0.0} | call
+    expected = tensors | WEIGHTS | OPTIONS | call
     assert in_order(defaults(edge_aware_loss)) == in_order(expected)
 
 
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
-        (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "region_weight", "sync_normalizer"}
-         | {"pixel_weight", "normalizer", "return_maps", "return_terms"}),
+        (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "edge_focus", "region_weight"}
+         | {"sync_normalizer", "pixel_weight", "normalizer", "return_maps", "return_terms"}),
         (normalizers, {"logits", "distance", "normalizer", "return_maps", "return_terms"}
-         | (set(OF_A_CALL) - {"ignore_index", "multilabel", "radius", "validate"})),
+         | (set(OPTIONS) - {"ignore_index", "multilabel", "radius", "validate"})),
     ],
 )  # fmt: skip
 def test_functions_of_fewer_arguments(function: Callable[..., Any], left_out: set[str]) -> None:
-    whole = defaults(edge_aware_loss)
+    whole, own = defaults(edge_aware_loss), defaults(function)
+    own.pop("num_classes", None)
     assert left_out < set(whole)
-    assert in_order(defaults(function)) == [pair for pair in in_order(whole) if pair[0] not in left_out]
+    assert in_order(own) == [pair for pair in in_order(whole) if pair[0] not in left_out]
 
 
 @pytest.mark.parametrize("described", [EdgeAwareLoss, EdgeAwareLoss.forward, edge_aware_loss, loss_maps, normalizers])
@@ -63,9 +63,8 @@ def test_docstrings_describe_every_argument_in_order(described: Any) -> None:
     assert re.findall(r"^    (\w+):", part, re.MULTILINE) == list(defaults(described))
 
 
-def test_commands_have_no_option_of_the_module_alone() -> None:
-    assert "edge_weight" in OF_LOSS
-    assert not MODULE_ONLY & set(OF_LOSS)
+def test_commands_have_the_numbers_among_the_options() -> None:
+    assert {"edge_weight", "edge_focus", "radius"} < set(OF_LOSS) < set(OPTIONS)
 
 
 def test_options_are_checked_and_do_not_change() -> None:

@@ -1,0 +1,146 @@
+// The operator of sums.h: for images b and classes c, those of all tables,
+//
+//     t = (λ_o Σ v O + λ_s Σ v S) / n,   Φ(t) = t Σ_j w_j φ(t x_j) up to t_0, and Φ(t_0) + t - t_0 beyond
+//     φ(t) = min(1, ε(t)/ε_0)^γ,   ε(t) = 1 - e^(-t/λ)
+//     loss = λ_CE Σ v CE / W + λ_E Σ u n Φ(t) / Σ u n + λ_R Σ_b W_b R_b / W
+#include "sums.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../checks.h"
+#include "parallel.h"
+
+namespace edgeloss {
+namespace {
+
+constexpr double kPrior = 0.05;  // of the balance, as in edgeloss/reduction.py
+
+double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
+// weight · value, where what has no weight does not count: it may be infinite.
+double weighed(double weight, double value) { return weight != 0 ? weight * value : 0; }
+
+const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
+
+struct Focus {
+  double gamma, scale, t_0, eps_0;  // γ, λ, t_0, -ε_0
+  const std::vector<double>&nodes, &weights;
+
+  double slope(double t) const {
+    if (gamma == 0) return 1;
+    const double share = std::expm1(-std::max(t, 0.0) / scale) / eps_0;
+    return share < 1 ? std::pow(share, gamma) : share >= 1 ? 1 : share;  // nan stays nan
+  }
+  double value(double t) const {
+    if (gamma == 0) return t;
+    const double end = t > t_0 ? t_0 : t;
+    double sum = 0;
+    for (size_t j = 0; j < nodes.size(); ++j) sum += weights[j] * slope(end * nodes[j]);
+    return t <= 0 ? 0 : end * sum + (t > t_0 ? t - t_0 : 0);
+  }
+};
+
+// u of each class, [K]: the given ones, or those of a balance of n.
+std::vector<double> class_weights(const std::optional<Tensor>& given, const double* n, int64_t count) {
+  std::vector<double> u(count, 1);
+  if (given) {
+    const bool is_double = given->scalar_type() == ScalarType::Double;
+    const auto* data = given->const_data_ptr();
+    for (int64_t c = 0; c < count; ++c) {
+      u[c] = is_double ? static_cast<const double*>(data)[c] : static_cast<const float*>(data)[c];
+    }
+  } else if (n) {
+    double total = 0, scaled = 0;
+    for (int64_t c = 0; c < count; ++c) total += n[c];
+    for (int64_t c = 0; c < count; ++c) {
+      u[c] = ratio(1, n[c] + kPrior * total / static_cast<double>(count));
+      scaled += u[c] * n[c];
+    }
+    for (double& each : u) each *= ratio(total, scaled);
+  }
+  return u;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge_sums, const Tensor& region,
+                                          const Tensor& region_weight, const std::optional<Tensor>& edge_class_weight,
+                                          const std::optional<Tensor>& normalizer, int64_t tables, bool balanced,
+                                          bool mean, bool wide, double ce_weight, double edge_weight,
+                                          double other_side_weight, double same_side_weight,
+                                          double region_weight_of_loss, double edge_focus, std::vector<double> nodes,
+                                          std::vector<double> node_weights) {
+  const int64_t images = edge_sums.size(1), per_image = edge_sums.size(2), all = images * per_image;
+  const int64_t count = tables * per_image;  // classes of all tables
+  checks::check_sums(sums, edge_sums, region, region_weight, edge_class_weight, normalizer, tables);
+  const Tensor loss = torch::stable::new_empty(sums, {}, wide ? ScalarType::Double : ScalarType::Float);
+  const Tensor slopes = torch::stable::new_empty(sums, {1 + 2 * all + region.numel()}, ScalarType::Double);
+  const Tensor values = torch::stable::new_empty(sums, {Value::kCount}, ScalarType::Double);
+  const double *row = doubles(sums), *n = doubles(edge_sums) + EdgeRow::kWeight * all;
+  const double* same = doubles(edge_sums) + EdgeRow::kSameSide * all;
+  const double* other = doubles(edge_sums) + EdgeRow::kOtherSide * all;
+  const auto class_of = [&](int64_t i) { return i % count; };  // [B, tables, C]
+
+  std::vector<double> own(count, 0);
+  for (int64_t i = 0; i < all; ++i) own[class_of(i)] += n[i];
+  const bool has_n = !normalizer || normalizer->numel() > 2;
+  const double* of_classes = normalizer ? doubles(*normalizer) + 1 : own.data();
+  double w = normalizer ? doubles(*normalizer)[0] : row[Row::kWeight], e = has_n ? 0 : of_classes[0];
+  const std::vector<double> u = class_weights(edge_class_weight, balanced ? of_classes : nullptr, count);
+  for (int64_t c = 0; has_n && c < count; ++c) e += u[c] * of_classes[c];
+  const double mean_e = e;
+  if (!mean) w = e = 1;
+
+  const double classes = static_cast<double>(per_image), scale = other_side_weight + same_side_weight;
+  const double t_0 = other_side_weight * std::log(classes / (classes - 1)) + same_side_weight * std::log(classes);
+  const Focus focus = {scale > 0 ? edge_focus : 0, scale, t_0, std::expm1(-t_0 / scale), nodes, node_weights};
+  std::vector<double> focused(all), phi(all);
+  on_each_thread(all, 64, [&](Tasks& tasks) {
+    for (int64_t i, end; tasks.take(i, end);) {
+      for (; i < end; ++i) {
+        const double t = ratio(weighed(other_side_weight, other[i]) + weighed(same_side_weight, same[i]), n[i]);
+        focused[i] = n[i] > 0 ? focus.value(t) : 0;
+        phi[i] = focus.slope(t);
+      }
+    }
+  });
+  double of_same = 0, of_other = 0, of_focused = 0, of_phi = 0, of_regions = 0;
+  double* out = static_cast<double*>(slopes.mutable_data_ptr());
+  const double per_w = ratio(1, w), per_e = ratio(1, e);
+  out[0] = ce_weight * per_w;
+  for (int64_t i = 0; i < all; ++i) {
+    const double weight = u[class_of(i)];
+    of_same += weighed(weight, same[i]);
+    of_other += weighed(weight, other[i]);
+    of_focused += weighed(weight * n[i], focused[i]);
+    of_phi += weight * n[i] * phi[i];
+    const double slope = weighed(edge_weight * per_e * weight, n[i] > 0 ? phi[i] : 0);
+    out[1 + i] = same_side_weight * slope;
+    out[1 + all + i] = other_side_weight * slope;
+  }
+  const double *r = doubles(region), *weight = doubles(region_weight);
+  for (int64_t b = 0; b < region.numel(); ++b) {
+    of_regions += weighed(weight[b], r[b]);
+    out[1 + 2 * all + b] = region_weight_of_loss * per_w * weight[b];
+  }
+  double* value = static_cast<double*>(values.mutable_data_ptr());
+  value[Value::kCrossEntropy] = ratio(row[Row::kCrossEntropy], w);
+  value[Value::kSameSide] = ratio(of_same, e);
+  value[Value::kOtherSide] = ratio(of_other, e);
+  value[Value::kEdge] = ratio(weighed(other_side_weight, of_other) + weighed(same_side_weight, of_same), e);
+  value[Value::kRegion] = ratio(of_regions, w);
+  value[Value::kEdgeFraction] = ratio(row[Row::kEdges], row[Row::kValid]);
+  value[Value::kEdgeFocused] = ratio(of_focused, e);
+  value[Value::kEdgeFocus] = ratio(of_phi, mean_e);
+  const double total = weighed(ce_weight, value[Value::kCrossEntropy]) +
+                       weighed(edge_weight, value[Value::kEdgeFocused]) +
+                       weighed(region_weight_of_loss, value[Value::kRegion]);
+  if (wide) {
+    *static_cast<double*>(loss.mutable_data_ptr()) = total;
+  } else {
+    *static_cast<float*>(loss.mutable_data_ptr()) = static_cast<float>(total);
+  }
+  return {loss, slopes, values};
+}
+
+}  // namespace edgeloss

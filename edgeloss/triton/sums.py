@@ -322,6 +322,7 @@ def write_loss(
         if of.is_scalar:
             e = tl.load(of.normalizer + 1)
     per_w, per_e = ratio(1.0, w), ratio(1.0, e)
+    mean_slope = weighted(focus_slope, per_e)
     if not MEAN:
         per_w, per_e = per_w * 0 + 1, per_e * 0 + 1
     places, start = tl.cast(images, tl.int64) * of.number, tl.program_id(0).to(tl.int64) * TILE
@@ -348,7 +349,7 @@ def write_loss(
         tl.store(values + VALUE_REGION, of_regions)
         tl.store(values + VALUE_EDGE_FRACTION, ratio(tl.load(sums + EDGES), tl.load(sums + VALID)))
         tl.store(values + VALUE_EDGE_FOCUSED, weighted(focused, per_e))
-        tl.store(values + VALUE_EDGE_FOCUS, weighted(focus_slope, per_e))
+        tl.store(values + VALUE_EDGE_FOCUS, mean_slope)
 
 
 @triton.jit
@@ -417,14 +418,15 @@ def reduce(
     classes, number, images = edge_sums.shape[2], edge_sums.shape[2] * tables, edge_sums.shape[1] // tables
     is_small, rows, columns, of_part = _parts(images, number)
     parts, is_scalar = max(1, cdiv(images, of_part)), normalizer is not None and len(normalizer) == 2
-    u = None if edge_class_weight is None else edge_class_weight.contiguous()
     loss = sums.new_empty((), dtype=torch.float64 if wide else torch.float32)
     slopes, values = sums.new_empty(1 + 2 * edge_sums[0].numel() + len(region)), sums.new_empty(len(VALUES))
     scale = other_side + same_side
     uniform = other_side * math.log(classes / (classes - 1)) + same_side * math.log(classes)  # of multilabel, 2 classes
     quadrature = _quadrature(*map(tuple, nodes), sums.device) if gamma and scale else None
     flags = constant(is_balanced), constant(is_scalar)
-    of = Classes(sums.new_empty(parts * COLUMNS.value * number), constant(parts), number, u, normalizer, *flags)
+    of = Classes(
+        sums.new_empty(parts * COLUMNS.value * number), constant(parts), number, edge_class_weight, normalizer, *flags
+    )
     results = Regions(region, region_weight, len(region)) if len(region) else None, loss, slopes, values
     of_focus = (
         float(other_side),
@@ -434,8 +436,10 @@ def reduce(
         float(gamma),
     )
     of_terms = float(ce_weight), float(edge_weight), float(of_regions)
-    given = sums, edge_sums, region, region_weight, u, normalizer, quadrature, is_balanced, is_scalar, mean, wide
-    launch = partial(launcher(*given, images, number, len(region)), warps=8, fuses=False)
+    given = sums, edge_sums, region, region_weight, edge_class_weight, normalizer, quadrature
+    launch = partial(
+        launcher(*given, images, number, len(region), is_balanced, is_scalar, mean, wide), warps=8, fuses=False
+    )
     with torch.cuda.device_of(sums):
         if is_small:
             of_all = sums, edge_sums, of, *results, quadrature, images, *of_focus, *of_terms, constant(mean)

@@ -13,7 +13,7 @@ import triton.language as tl
 from edgeloss.reduction import EdgeRow
 from edgeloss.triton.labels import EDGES, NEAR_EDGES, ROWS_OF_SUMS, further_weight, tile_of_rows
 from edgeloss.triton.loss import load, see_all, seen_pixel, toward
-from edgeloss.triton.tiles import IGNORED, log1p, of_pixel, some, total
+from edgeloss.triton.tiles import EXACT, IGNORED, log1p, of_pixel, some, total
 
 EDGE_ROWS = tl.constexpr(len(EdgeRow))
 WEIGHT, SAME_SIDE, OTHER_SIDE = map(tl.constexpr, EdgeRow)
@@ -38,23 +38,33 @@ def add_by_class(table, step, y, v, same, k, other):
 
 
 @triton.jit
+def add_further(table, k, other):
+    """Add O of pixels to the sums of class k, a row of a table."""
+    c = tl.max(k)
+    while c >= 0:
+        add_to(table + c, total(tl.where(k == c, other, 0.0)))
+        tl.debug_barrier()
+        c = tl.max(tl.where(k < c, k, IGNORED))
+
+
+@triton.jit
 def other_sides(x, maps, pixel, b, start, log_s, table, step, grid):
     """Return the first class across an edge of pixels and what it gives to O, and add up what further ones give."""
     first = tl.load(maps.first + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
     other, unused, of_likely = toward(x, pixel, first, tl.abs(b))
-    likely, none, is_several = tl.where(of_likely > 0, first, IGNORED), pixel.y * 0 + IGNORED, some(b < 0)
+    likely, is_several = tl.where(of_likely > 0, first, IGNORED), some(b < 0)
     if is_several:  # rare
-        for n in range(grid.window):
+        for n in range(grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)):
             k, weight = further_weight(n, maps, start + pixel.p, pixel.p, pixel.y, first, grid)
             more, unused, sure = toward(x, pixel, k, weight)
-            add_by_class(table, step, none, more, more, k, more)
             of_likely, likely = of_likely + sure, tl.where(sure > 0, k, likely)
+            add_further(table + OTHER_SIDE * step, k, more)
     if some(of_likely > 0):
         rest = see_all(x, pixel, likely)
         of_likely = tl.where(of_likely > 0, of_likely * (log_s - ((rest.m - pixel.m) + log1p(rest.r))), 0.0)
         other += tl.where(likely == first, of_likely, 0.0)
         if is_several:
-            add_by_class(table, step, none, other, other, tl.where(likely == first, IGNORED, likely), of_likely)
+            add_further(table + OTHER_SIDE * step, tl.where(likely == first, IGNORED, likely), of_likely)
     return first, other
 
 
@@ -66,17 +76,17 @@ def add_tile(x, maps, of_labels, table, step, n, grid, ROWS: tl.constexpr, TILE:
         image, unused, to, place, inside = tile_of_rows(n, grid.size, ROWS, TILE)
         start = image.to(tl.int64) * grid.pixels
         pixel = seen_pixel(x, maps, image.to(tl.int64), (to - start).to(tl.int32), inside, grid)
-        # ``across`` is not 0 of edge pixels, in tiles that have some.
-        has_edges = inside & (to * 0 + tl.load(of_tile + EDGES) > 0)
-        is_edge = tl.load(maps.across + to, mask=has_edges, other=0.0) != 0
-        a = tl.load(maps.toward + to, mask=pixel.ok, other=0.0)
-        b = tl.load(maps.against + to, mask=pixel.ok, other=0.0)
-        log_s = log1p(pixel.r)
+        b, log_s = tl.load(maps.against + to, mask=pixel.ok, other=0.0), log1p(pixel.r)
+        k, other = 1 - pixel.y, b * 0
+        if x.classes > 2:
+            k, other = other_sides(x, maps, pixel, b, start, log_s, table, step, grid)
+        # What is loaded later takes no registers before. ``across`` is not 0 of edge pixels, in tiles that have some.
         nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
         if x.classes == 2:
-            k, other = 1 - pixel.y, tl.where(b == 0, 0.0, b * nll)
-        else:
-            k, other = other_sides(x, maps, pixel, b, start, log_s, table, step, grid)
+            other = tl.where(b == 0, 0.0, b * nll)
+        a = tl.load(maps.toward + to, mask=pixel.ok, other=0.0)
+        has_edges = inside & (to * 0 + tl.load(of_tile + EDGES) > 0)
+        is_edge = tl.load(maps.across + to, mask=has_edges, other=0.0) != 0
         y, k = tl.where(is_edge | (a != 0), pixel.y, IGNORED), tl.where(b != 0, k, IGNORED)
         v = of_pixel(image.to(tl.int64), pixel.p, is_edge, grid)
         add_by_class(table, step, y, v, tl.where(a == 0, 0.0, a * nll), k, other)

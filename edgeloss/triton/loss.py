@@ -122,7 +122,7 @@ def seen_pixel(x, maps, image, p, inside, grid):
 def see_all(x, pixel, without):
     """Return pixels with the softmax of all classes but ``without``, which may be None."""
     m, r, top = pixel.m * 0 + LOWEST, pixel.r * 0 - 1, pixel.top
-    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
+    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if without is None else 2):  # which is seldom looked for
         v = load(x, pixel.at, c, pixel.read)
         if without is not None:
             v = tl.where(without == c, float("-inf"), v)
@@ -347,14 +347,15 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.toward is not None:
         a = tl.load(maps.toward + start + p, mask=ok, other=0.0)
-        own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
         b = tl.load(maps.against + start + p, mask=ok, other=0.0)
-        if x.classes == 2:
-            own += other_side_factor(x, to, image, 1 - y, b != 0) * b
-        elif some(b != 0):
-            sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
-            rest -= sum_t
-            t_likely = of_likely / (1 + pixel.r)
+        if some((a != 0) | (b != 0)):
+            own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
+            if x.classes == 2:
+                own += other_side_factor(x, to, image, 1 - y, b != 0) * b
+            else:
+                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
+                rest -= sum_t
+                t_likely = of_likely / (1 + pixel.r)
     average, base, to_region = p, rest * 0, rest * 0
     if maps.region_slopes is not None:
         z, row, column = place_of(p, grid.size)

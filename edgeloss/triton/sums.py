@@ -30,6 +30,8 @@ PRIOR_SHARE, QUADRATURE = tl.constexpr(PRIOR), tl.constexpr(NODES)
 # The sums over the images of a class: Σ v, n Φ(t), n φ(t), Σ v S and Σ v O.
 NUMBER, FOCUSED, SLOPE, SAME, OTHER, COLUMNS = map(tl.constexpr, range(6))
 PLACES = tl.constexpr(256)  # images and classes at once
+# Terms of the series of 1 - e^(-s) after the first, and up to which s they are exact; up to which γ it is a product.
+TERMS, LONGEST_SERIES, MOST_SQUARED = tl.constexpr(14), tl.constexpr(0.5), tl.constexpr(64)
 PARTS = 8  # of the images at most, each with sums of the classes
 SMALL = 2048  # images and classes that one program has
 LOSSES = 256  # programs that write derivatives, each of which computes the class weights
@@ -134,25 +136,41 @@ class Focus(NamedTuple):
     other_side: Any
     same_side: Any
     uniform: Any  # t_0
-    error: Any  # ε_0
+    per_scale: Any  # 1 / λ
+    per_error: Any  # 1 / ε_0
     gamma: Any
     nodes: Any  # of the quadrature, then their weights; None where γ or λ is 0
 
 
 @triton.jit
 def error_of(s):
-    """Return 1 - e^(-s) with all digits: e^(-s) is rounded, and so is the s that it is of."""
-    u = tl.exp(-s)
-    log_u = tl.log(tl.where(u == 1, 0.5, u))
-    return tl.where(u == 1, s, (u - 1) * s / log_u)
+    """Return 1 - e^(-s) with all digits: by its series where e^(-s) is near 1."""
+    is_small = s < LONGEST_SERIES
+    x, series = tl.where(is_small, s, 0.0), tl.full(s.shape, 1.0, tl.float64)
+    for n in tl.static_range(TERMS):
+        series = 1.0 - x * (1.0 / (TERMS + 1 - n)) * series
+    return tl.where(is_small, x * series, 1.0 - tl.exp(-s))
+
+
+@triton.jit
+def power_of(share, gamma):
+    """Return share^γ; of an integer by products, since logarithms of float64 take several times as long."""
+    n, value = tl.cast(gamma, tl.int32), tl.full(share.shape, 1.0, tl.float64)
+    if (n == gamma) & (n < MOST_SQUARED):
+        while n > 0:
+            value = tl.where(n % 2 == 1, value * share, value)
+            share, n = share * share, n // 2
+    else:
+        positive = tl.where(share > 0, share, 1.0)
+        value = tl.where(share > 0, tl.exp(gamma * tl.log(positive)), share)
+    return value
 
 
 @triton.jit
 def slope_of(s, focus):
     """Return φ = min(1, ε(s)/ε_0)^γ for s up to t_0; nan of nan."""
-    share = error_of(s / (focus.other_side + focus.same_side)) / focus.error
-    power = tl.exp(focus.gamma * tl.log(tl.where(share <= 0, 1.0, share)))
-    return tl.where(share <= 0, 0.0, tl.where(share >= 1, 1.0, power))
+    share = error_of(s * focus.per_scale) * focus.per_error
+    return power_of(tl.where(share > 1, 1.0, share), focus.gamma)
 
 
 @triton.jit
@@ -355,11 +373,11 @@ def write_loss(
 @triton.jit
 def focus_kernel(
     edge_sums, of, slopes, nodes, images, of_part,
-    other_side: tl.float64, same_side: tl.float64, uniform: tl.float64, error: tl.float64, gamma: tl.float64,
-    ROWS: tl.constexpr, TILE: tl.constexpr,
+    other_side: tl.float64, same_side: tl.float64, uniform: tl.float64, per_scale: tl.float64, per_error: tl.float64,
+    gamma: tl.float64, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of the classes by parts of the images, and φ of each image and class."""
-    focus = Focus(other_side, same_side, uniform, error, gamma, nodes)
+    focus = Focus(other_side, same_side, uniform, per_scale, per_error, gamma, nodes)
     add_images(edge_sums, of, slopes, images, of_part, focus, ROWS, TILE)
 
 
@@ -370,19 +388,22 @@ def loss_kernel(
     ce_weight: tl.float64, edge_weight: tl.float64, region_weight: tl.float64, MEAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the loss and what comes from the sums of the classes."""
-    focus, of_terms = Focus(other_side, same_side, None, None, None, None), (ce_weight, edge_weight, region_weight)
+    focus, of_terms = (
+        Focus(other_side, same_side, None, None, None, None, None),
+        (ce_weight, edge_weight, region_weight),
+    )
     write_loss(sums, of, regions, loss, slopes, values, images, focus, of_terms, MEAN, TILE)
 
 
 @triton.jit
 def reduce_kernel(
     sums, edge_sums, of, regions, loss, slopes, values, nodes, images,
-    other_side: tl.float64, same_side: tl.float64, uniform: tl.float64, error: tl.float64, gamma: tl.float64,
-    ce_weight: tl.float64, edge_weight: tl.float64, region_weight: tl.float64,
+    other_side: tl.float64, same_side: tl.float64, uniform: tl.float64, per_scale: tl.float64, per_error: tl.float64,
+    gamma: tl.float64, ce_weight: tl.float64, edge_weight: tl.float64, region_weight: tl.float64,
     MEAN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write what both of the others do, in one program."""
-    focus = Focus(other_side, same_side, uniform, error, gamma, nodes)
+    focus = Focus(other_side, same_side, uniform, per_scale, per_error, gamma, nodes)
     add_images(edge_sums, of, slopes, images, images, focus, ROWS, TILE)
     tl.debug_barrier()  # others read it
     of_terms = ce_weight, edge_weight, region_weight
@@ -428,13 +449,8 @@ def reduce(
         sums.new_empty(parts * COLUMNS.value * number), constant(parts), number, edge_class_weight, normalizer, *flags
     )
     results = Regions(region, region_weight, len(region)) if len(region) else None, loss, slopes, values
-    of_focus = (
-        float(other_side),
-        float(same_side),
-        uniform,
-        -math.expm1(-uniform / scale) if scale else 1.0,
-        float(gamma),
-    )
+    rates = (1 / scale, -1 / math.expm1(-uniform / scale)) if scale else (1.0, 1.0)
+    of_focus = float(other_side), float(same_side), uniform, *rates, float(gamma)
     of_terms = float(ce_weight), float(edge_weight), float(of_regions)
     given = sums, edge_sums, region, region_weight, edge_class_weight, normalizer, quadrature
     launch = partial(

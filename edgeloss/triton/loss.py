@@ -23,7 +23,20 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import further_class, further_weight
-from edgeloss.triton.tiles import FAR, IGNORED, area_of, exp, log1p, of_class, of_pixel, place_of, some, tile, total
+from edgeloss.triton.tiles import (
+    EXACT,
+    FAR,
+    IGNORED,
+    area_of,
+    exp,
+    log1p,
+    of_class,
+    of_pixel,
+    place_of,
+    some,
+    tile,
+    total,
+)
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 UNROLLED = tl.constexpr(4)  # classes of a pixel whose loads do not wait for each other
@@ -184,7 +197,7 @@ def across(x, pixel, b, image, maps, to, grid):
     unused, of_first, of_likely = toward(x, pixel, first, of_b)
     sum_t, likely = of_first, tl.where(of_likely != 0, first, IGNORED)
     if some(b < 0):  # rare
-        for n in range(grid.window):
+        for n in range(grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)):
             k, weight = further_weight(n, maps, start + pixel.p, pixel.p, pixel.y, first, grid)
             weight *= other_side_factor(x, to, image, k, k >= 0)
             unused, t, sure = toward(x, pixel, k, weight)

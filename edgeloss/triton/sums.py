@@ -181,7 +181,7 @@ def focused_of(t, focus):
         is_linear, is_zero, value = t > focus.uniform, t <= 0, tl.zeros(t.shape, tl.float64)
         if some(t != 0):
             inner = tl.where(is_linear | is_zero, focus.uniform, t)
-            for n in tl.range(QUADRATURE, loop_unroll_factor=2):
+            for n in tl.range(QUADRATURE):
                 value += slope_of(inner * tl.load(focus.nodes + n), focus) * tl.load(focus.nodes + QUADRATURE + n)
             value = tl.where(is_zero, 0.0, inner * value + tl.where(is_linear, t - focus.uniform, 0.0))
         slope = slope_of(tl.where(is_zero, 0.0, tl.where(is_linear, focus.uniform, t)), focus)

@@ -158,7 +158,7 @@ def _add_edges(call: Call, maps: Maps, of_labels: Tensor, of_edges: Tensor) -> t
     programs = min(tiles, cdiv(EDGE_PROGRAMS, call.batch))
     tables = of_edges if programs == 1 else of_edges.new_empty(programs, *of_edges.shape)
     given = call.x, maps, of_labels, tables, tiles, programs, call.grid, constant(call.rows)
-    call.launch(edges.edge_sums_kernel, call.batch * programs, call.columns, call.columns, *given, warps=8)
+    call.launch(edges.edge_sums_kernel, call.batch * programs, call.columns, call.columns, *given, warps=16)
     return None if programs == 1 else tables, programs
 
 

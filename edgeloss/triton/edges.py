@@ -84,9 +84,9 @@ def add_tile(x, maps, of_labels, table, step, n, grid, ROWS: tl.constexpr, TILE:
         nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
         if x.classes == 2:
             other = tl.where(b == 0, 0.0, b * nll)
-        a = tl.load(maps.toward + to, mask=pixel.ok, other=0.0)
-        has_edges = inside & (to * 0 + tl.load(of_tile + EDGES) > 0)
-        is_edge = tl.load(maps.across + to, mask=has_edges, other=0.0) != 0
+        a = tl.load(maps.toward + start + pixel.p, mask=pixel.ok, other=0.0)
+        has_edges = pixel.ok & (pixel.y * 0 + tl.load(of_tile + EDGES) > 0)
+        is_edge = tl.load(maps.across + start + pixel.p, mask=has_edges, other=0.0) != 0
         y, k = tl.where(is_edge | (a != 0), pixel.y, IGNORED), tl.where(b != 0, k, IGNORED)
         v = of_pixel(image.to(tl.int64), pixel.p, is_edge, grid)
         add_by_class(table, step, y, v, tl.where(a == 0, 0.0, a * nll), k, other)

@@ -359,16 +359,17 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
     b, t_likely = rest * 0, rest * 0
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.toward is not None:
-        a = tl.load(maps.toward + start + p, mask=ok, other=0.0)
         b = tl.load(maps.against + start + p, mask=ok, other=0.0)
-        if some((a != 0) | (b != 0)):
-            own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
+        if some(b != 0):
             if x.classes == 2:
                 own += other_side_factor(x, to, image, 1 - y, b != 0) * b
             else:
                 sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
                 rest -= sum_t
                 t_likely = of_likely / (1 + pixel.r)
+        a = tl.load(maps.toward + start + p, mask=ok, other=0.0)
+        if some(a != 0):
+            own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
     average, base, to_region = p, rest * 0, rest * 0
     if maps.region_slopes is not None:
         z, row, column = place_of(p, grid.size)

@@ -135,7 +135,7 @@ def seen_pixel(x, maps, image, p, inside, grid):
 def see_all(x, pixel, without):
     """Return pixels with the softmax of all classes but ``without``, which may be None."""
     m, r, top = pixel.m * 0 + LOWEST, pixel.r * 0 - 1, pixel.top
-    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if without is None else 1):  # which is seldom looked for
+    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if without is None else 2):  # which is seldom looked for
         v = load(x, pixel.at, c, pixel.read)
         if without is not None:
             v = tl.where(without == c, float("-inf"), v)

@@ -224,8 +224,8 @@ def edge_weights(
     other_side = weights.other_side * u[weights.other_class + table]
     same_side = weights.same_side * u[torch.where(valid, places_of_labels(y, inputs.tables), 0)]
     seen = other_side > 0
-    others = (values[seen] for values in (weights.pixel, weights.other_class, other_side))
-    return EdgeWeights(inputs.as_given(same_side), *others, torch.dot(u, n))
+    pixel, other_class, other_side = (x[seen] for x in (weights.pixel, weights.other_class, other_side))
+    return EdgeWeights(inputs.as_given(same_side), pixel, other_class, other_side, torch.dot(u, n))
 
 
 def check_distance(inputs: Inputs, options: Options) -> None:

@@ -140,7 +140,7 @@ class _Call:
             """
             of_pixels = weigh(grad, inputs.pixel_weight)
             total = sums_by_class(weigh(of_pixels, edge), y, valid, table.shape[1]).view_as(combined.t)
-            own, others = (at_pixels(x, inputs.tables, y, valid).to(edge) for x in (at_all, on_edges * total))
+            own, others = (at_pixels(x, inputs.tables, y, valid).to(edge) for x in (at_all, weigh(total, on_edges)))
             of_edges = of_pixels * own + weigh(others, inputs.pixel_weight)
             of_regions = outputs.region_weight
             if of_region is not None:
@@ -190,7 +190,8 @@ class _EdgeLoss(torch.autograd.Function):
         slopes, logits, weight, v, *state = (
             ctx.saved_tensors
         )  # with autograd: torch.utils.checkpoint computes them again
-        scale, of_edges = grad, None
+        scale: Tensor | None = grad
+        of_edges = None
         if ctx.slopes_of is not None:
             scale, (slopes, v, of_edges) = None, ctx.slopes_of(grad)
         # With autograd where there is one: the operator refuses to be differentiated twice.

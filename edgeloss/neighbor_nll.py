@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from edgeloss import fused, library
-from edgeloss.opaque import is_evenly_spaced
 from edgeloss.inputs import (
     check_device,
     check_labels,
@@ -24,7 +23,7 @@ from edgeloss.inputs import (
     result_dtype,
 )
 from edgeloss.neighborhoods import Grid, offsets
-from edgeloss.opaque import opaque_to_compilers
+from edgeloss.opaque import is_evenly_spaced, opaque_to_compilers
 from edgeloss.options import Backend, check_option, radius_per_axis, suggest_keywords
 from edgeloss.reference import negative_log_mean
 

@@ -18,10 +18,9 @@ The kernels have this formula once more each, in csrc/cpu/sums.cpp and edgeloss/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -201,10 +200,10 @@ def combine(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer
     e = divisors[1] if is_scalar else weigh(divisors[1:], u).sum()
     if normalizer is not None:
         check_normalizer(evaluation, inputs, options, normalizer)
-    edge = edge_term(other_side, same_side, options)
-    t = ratio(edge, n)
+    edge, by_class = edge_term(other_side, same_side, options), weigh(n, u)
+    # Select before any arithmetic: the terms of a class without weight may be infinite.
+    t = ratio(torch.where(by_class > 0, edge, 0.0), n)
     focused, slope = focus(t, options, 2 if inputs.tables > 1 or n.shape[1] == 2 else n.shape[1])
-    by_class = weigh(n, u)
     mean_phi = ratio((slope * by_class).sum(), e)
     if options.reduction == "sum":
         w, e = torch.ones_like(w), torch.ones_like(e)
@@ -354,10 +353,11 @@ def total_map(
         real = result_dtype(inputs.logits)
         of_image = regions.value.to(real).repeat_interleave(inputs.tables).view(-1, *[1] * (y.dim() - 1))
         of_region = options.region_weight * weights_of_pixels(inputs, y, valid).to(real)
-        total = total + of_image * of_region
-    per_edge = weigh(mean_slope(combined), combined.u)
+        total = total + weigh(of_image, of_region)
+    per_edge = weigh(mean_slope(combined), combined.u).to(total)
+    factor = at_pixels(per_edge, inputs.tables, y, maps.edge_mask)
     edge = _combine((options.edge_weight, maps.edge))
-    return total + weigh(at_pixels(per_edge.to(edge), inputs.tables, y, maps.edge_mask) * edge, v), of_region
+    return total + weigh(edge, factor if v is None else factor * v), of_region
 
 
 def mean_slope(combined: Combined) -> Tensor:
@@ -367,7 +367,7 @@ def mean_slope(combined: Combined) -> Tensor:
 
 def at_pixels(values: Tensor, tables: int, y: Tensor, mask: Tensor) -> Tensor:
     """Return values of each image and class, [B, C], at the pixels of a mask by their labels [B, *S]; 0 elsewhere."""
-    of_images = values.unflatten(1, (tables, values.shape[1] // tables)).flatten(0, 1)
+    of_images = values.reshape(values.shape[0] * tables, values.shape[1] // tables)
     found = of_images.gather(1, torch.where(mask, y, 0).flatten(1)).view_as(y)
     return torch.where(mask, found, 0.0)
 

@@ -75,7 +75,7 @@ def evaluate(
     w = weights_of_pixels(inputs, y, valid).sum(dtype=n.dtype)
     counted = [w, *(pixels.sum(dtype=n.dtype) for pixels in (valid, mask))]
     sums = torch.stack([weighted_total(cross_entropy, v), *counted])
-    found = torch.cat([n[None], of_edges]).unflatten(1, (y.shape[0] // inputs.tables, inputs.tables)).flatten(2)
+    found = torch.cat([n[None], of_edges]).reshape(3, y.shape[0] // inputs.tables, inputs.tables * classes)
     if not maps:
         return Evaluation(sums, found, None)
     shown = None if distance is None else distance.to(x.dtype, copy=True)

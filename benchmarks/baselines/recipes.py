@@ -208,8 +208,8 @@ _OURS = _EDGES | {"radius": 1, "power": 0.0, "decay": None} | _BALANCE
 _ALONE: Options = {"edge_focus": 0.0, "region_weight": 0.0}  # the cross-entropy and the edge terms
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
 _OF_MODULE = {name: _DEFAULTS[name] for name in ("edge_weight", "edge_focus", "region_weight")}
-# What the loss was in 0.2 and 0.3: a function of the steps before. ``running`` 0 was ``edge_class_weight=None``, and with
-# ``old_focus`` 1 only the weight of the edge terms is that of 0.2.
+# What the loss was in 0.2 and 0.3: a function of the steps before. ``running`` 0 was ``edge_class_weight=None``, and
+# with ``old_focus`` 1 only the weight of the edge terms is that of 0.2.
 _OF_EARLIER: Options = {"version": 0.0, "old_focus": 0, "running": 1}
 _WEIGHT: Options = {"weight": 1.0}
 

@@ -168,16 +168,13 @@ def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "may_read", lambda values, validate: validate == "sync")
     with FakeTensorMode():
         x, y = torch.randn(2, 5, 8, 9, requires_grad=True), torch.zeros(2, 8, 9, dtype=torch.long)
-        weight, v, total = torch.rand(5), torch.rand(2, 8, 9), torch.rand(())
+        weight, v = torch.rand(5), torch.rand(2, 8, 9)
         options: dict[str, Any] = {"weight": weight, "pixel_weight": v, "distance": v, "decay": 1.0}
         for reduction in ("mean", "sum"):
-            given = {"reduction": reduction, "normalizer": (3.0, total), "return_terms": True, "backend": "fused"}
+            total = torch.rand(()), torch.rand(5)
+            given = {"reduction": reduction, "normalizer": total, "return_terms": True, "backend": "fused"}
             loss, _ = edge_aware_loss(x, y, **given, **options)
             loss.backward()
-        normalizers(y, weight=weight, pixel_weight=v)
-        running = EdgeAwareLoss(edge_class_weight="running", backend="fused")
-        for _ in range(2):
-            running(x, y)
-            running(x, y, normalizer=running.step_normalizer([y], [v]))
+        EdgeAwareLoss(backend="fused")(x, y, normalizer=normalizers(y, 5, pixel_weight=v))
         with pytest.raises(DataDependentOutputException):
             edge_aware_loss(x, y, validate="sync", backend="fused", **options)

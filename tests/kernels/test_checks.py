@@ -39,7 +39,7 @@ NEIGHBOR: dict[str, Any] = {
 
 
 def operators(call: str) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the forward and the backward operator of a call, with their arguments."""
+    """Return the operators of the sums, of the loss and of the gradient of a call, with their arguments."""
     x = torch.randn(2, 3, *((4, 5) if call == "upsampled" else SIZE[2:]), requires_grad=True)
     y = torch.randint(3, (2, *SIZE[2:]))
     return operators_of(lambda: edge_aware_loss(x, y, backend="fused", **CALLS[call]).backward())
@@ -59,8 +59,9 @@ def assert_checked(operator: Any, arguments: dict[str, Any], *, but_for: str = "
 
 @pytest.mark.parametrize("call", CALLS)
 def test_shapes_and_dtypes(call: str) -> None:
-    forward, backward = operators(call)
+    forward, loss, backward = operators(call)
     assert_checked(*forward)
+    assert_checked(*loss, but_for="edge_sums")  # of any shape [3, B, C]
     assert_checked(*backward, but_for="logits")
     assert backward[0](**backward[1]).shape == backward[1]["logits"].shape
 
@@ -79,9 +80,29 @@ def test_shapes_and_dtypes(call: str) -> None:
     ],
 )
 def test_other_arguments(name: str, value: Any, message: str) -> None:
-    (operator, arguments), _ = operators("tensors")
+    (operator, arguments), *_ = operators("tensors")
     with pytest.raises(RuntimeError, match=message):
         operator(**arguments | {name: value})
+
+
+@pytest.mark.parametrize("label", [-2, 3, 32767])
+def test_saved_labels_out_of_range(label: int) -> None:
+    _, _, (operator, arguments) = operators("power")
+    wrong = arguments["label"].clone()
+    wrong[1, 7, 8] = label
+    with pytest.raises(RuntimeError, match=f"label: expected -1 to 2, but got .*{label}"):
+        operator(**arguments | {"label": wrong})
+
+
+def test_sums_of_other_shapes() -> None:
+    _, (operator, arguments), _ = operators("tensors")
+    for name, value, message in (
+        ("edge_sums", torch.zeros(2, 2, 3).double(), r"edge_sums: expected \[3, B, C\], but got \[2, 2, 3\]"),
+        ("tables", 3, "tables: expected a divisor of 2, but got 3"),
+        ("normalizer", torch.ones(3).double(), r"normalizer: expected 4 contiguous elements .* but got \[3\]"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            operator(**arguments | {name: value})
 
 
 def test_neighbor_nll(kernels: str) -> None:

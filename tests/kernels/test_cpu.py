@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pairwise import pairwise
 
 from edgeloss import backends
-from edgeloss.functional import edge_aware_loss
+from edgeloss.functional import edge_aware_loss, normalizers
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
@@ -30,9 +31,9 @@ def test_a_gradient_beyond_the_cache_is_that_of_its_images(
     y = torch.randint(max(2, classes), (len(x), 24, 23)).repeat_interleave(8, 1).repeat_interleave(8, 2)
     y = y[:, : size[0], : size[1]]
     assert x.nbytes > 1 << 23
-    whole = edge_aware_loss(x, y, reduction="sum", backend="fused")
-    images = zip(x.split(1), y.split(1), strict=True)
-    parts = sum(edge_aware_loss(*image, reduction="sum", backend="fused") for image in images)
+    call: dict[str, Any] = {"reduction": "sum", "backend": "fused", "normalizer": normalizers(y, max(2, classes))}
+    whole = edge_aware_loss(x, y, **call)
+    parts = sum(edge_aware_loss(*image, **call) for image in zip(x.split(1), y.split(1), strict=True))
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (whole, parts)))
 
 

@@ -6,7 +6,6 @@ call says so.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,8 +87,7 @@ class Adapted(nn.Module):
         criterion: a loss of logits [B, C, *S] and labels [B, *S], such as :class:`edgeloss.EdgeAwareLoss`.
         key: name of the logits in an output that is a dict or an object such as a ``ModelOutput``; None for outputs
             that are tensors or sequences.
-        weights: weight of each output of a network that returns several (deep supervision). Each output has a copy of
-            the criterion, since what the loss remembers belongs to one output. None for a single output.
+        weights: weight of each output of a network that returns several (deep supervision). None for a single output.
 
     Shape:
         * output: [B, C, *S], or a sequence of them, one per weight.
@@ -110,12 +108,12 @@ class Adapted(nn.Module):
     """
 
     def __init__(self, criterion: nn.Module, *, key: str | None = None, weights: Sequence[float] | None = None) -> None:
-        """Store the loss, and copy it for each further output."""
+        """Store the loss."""
         super().__init__()
         self.key = key
         self.weights = None if weights is None else [float(weight) for weight in weights]
-        copies = 0 if weights is None else len(weights) - 1
-        self.criteria = nn.ModuleList([criterion, *(copy.deepcopy(criterion) for _ in range(copies))])
+        # One per output, which names the entries of state_dict().
+        self.criteria = nn.ModuleList([criterion] * (1 if weights is None else len(weights)))
 
     def forward(self, output: Any, target: Tensor | Sequence[Tensor]) -> Tensor:  # noqa: ANN401
         """Compute the loss; the class describes the shapes."""

@@ -105,8 +105,9 @@ class EdgeAwareLoss(nn.Module):
     **Regions.** The region term of an image is the share of what the labels say about small regions, windows of 9 × 9
     pixels, that the best linear estimate from the softmax probabilities of these regions leaves open, averaged over the
     classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing, and up to 2 for an
-    inverted one. :math:`R` is the mean over the images, weighted by what each adds to W. It belongs to no pixel, so the loss maps do not contain it. It is 0 for images of a single class, and for those of
-    less than 7 pixels along an axis.
+    inverted one. :math:`R` is the mean over the images, weighted by what each adds to W. It belongs to no pixel, so
+    loss maps do not contain it. It is 0 for images of a single class, and for those of less than 7 pixels along an
+    axis.
 
     **Class balance.** With ``edge_class_weight="balanced"``, the default, :math:`u_c \propto 1 / (n_c + 0.05\, \bar n)`
     with the edge pixels :math:`n_c` of class c in the batch and their mean over the classes :math:`\bar n`, scaled to a

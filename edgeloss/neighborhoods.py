@@ -121,20 +121,24 @@ class Grid:
 
     def neighbors(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the pixels n at the offset from those at ``place``, as (row of place, n): [P] int64 each."""
-        n = self._table[place + sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))]
+        n = self._table[place + self._step(offset)]
         row = (n >= 0).nonzero().squeeze(1)
         return row, n[row]
 
-    def split(self, of_pixels: Tensor) -> tuple[Tensor, ...]:
+    def split(self, of_pixels: Tensor, pairs: int = PART) -> tuple[Tensor, ...]:
         """Return parts of a list with one element per pixel, for pairs of a part at a time."""
-        return torch.split(of_pixels, max(1, PART // max(1, len(offsets(self._reach)))))
+        return torch.split(of_pixels, max(1, pairs // max(1, len(offsets(self._reach)))))
 
     def pairs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return all neighbors n of pixels [M] within reach, as (row of pixels, n): [P] int64 each."""
-        place = self.place(pixels)
-        parts = [self.neighbors(place, offset) for offset in offsets(self._reach)] or [(pixels[:0], pixels[:0])]
-        row, n = (torch.cat(part) for part in zip(*parts, strict=True))
-        return row, n
+        window = offsets(self._reach)
+        step = torch.tensor([self._step(offset) for offset in window], dtype=torch.int64, device=pixels.device)
+        n = self._table[(self.place(pixels) + step[:, None]).flatten()]
+        place = (n >= 0).nonzero().squeeze(1)
+        return place % max(1, len(pixels)), n[place]
+
+    def _step(self, offset: Sequence[int]) -> int:
+        return sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))
 
 
 def _window_max(values: Tensor, radius: Sequence[int], nothing: float) -> Tensor:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"cross-entropy": ["--model.loss.edge_weight=0", "--model.loss.region_weight=0"], "EdgeAwareLoss": []}
 DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
 COMMON = ("--model.width=8", "--model.levels=4", "--data.workers=0", "--data.cache=true", "--page.worst=4")
-COMMON += ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
+COMMON += ("--overwrite", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
 SCORES = {
     "val/miou": "mean IoU",
     "val/iou/wire": "IoU of wires",
@@ -116,7 +116,7 @@ def write_pages(output: Path) -> None:
     images, masks, classes = data / "val" / "images", data / "val" / "masks", ("--classes", data / "classes.txt")
     for name in RUNS:
         given = "--checkpoint", output / name / "last.ckpt", "--images", images, "-o", output / name, "--device", "cpu"
-        run_python("examples/predict.py", *given, "--probabilities")
+        run_python("examples/predict.py", *given, "--probabilities", "--overwrite")
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
     scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *predictions, *given))["images"]
     gains = {name: (after["mean_iou"] or 0) - (before["mean_iou"] or 0) for name, (before, after) in scores.items()}

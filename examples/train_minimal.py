@@ -49,7 +49,7 @@ def main() -> None:
     val_images, val_masks = load(options.data / "val")
 
     network = make_network(len(classes)).to(device)
-    # It counts the classes at edges as it goes: those of rare classes matter as much as those of frequent ones.
+    # The edges of rare classes matter as much as those of frequent ones.
     criterion = EdgeAwareLoss(ignore_index=void).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
 

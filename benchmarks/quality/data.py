@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgeloss.io import find_split
 from quality.runs import Place, Run
-from segkit import layouts
 from segkit.data import Augment, SegmentationDataset
 
 HELD_OUT = 5  # one of this many training images
@@ -26,7 +26,7 @@ def open_part(
     """
     augment = Augment(crop=run.crop, color=0.2 if run.dims == 3 else 0.3) if augmented else None
     part = "val" if scored and not run.held_out else "train"
-    files = layouts.find("volumes" if run.dims == 3 else "folder", place.root / run.data, part)
+    files = find_split("volumes" if run.dims == 3 else "folder", place.root / run.data, part)
     dataset = SegmentationDataset(files, size=run.size, augment=augment, seed=run.seed, cache=augmented)
     everything = np.arange(len(dataset))
     if not run.held_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pkgutil
 import sys
@@ -19,28 +20,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what follows the name of the program; by default, the arguments of the process.
     """
     try:
-        try:
-            import rich as _  # noqa: F401
-        except ModuleNotFoundError:
-            sys.exit(f"edgeloss: error: the command needs rich; {install_advice('cli')}")
-        from edgeloss.cli.commands import parse
+        code = _run(arguments)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # of `edgeloss ... | head`; what is still in the buffer has no reader either
+        _discard_output()
+        sys.exit(128 + 13)  # as a program that SIGPIPE ends
+    except OSError as error:  # files have errors of their own: this is standard output, as on a full disk
+        if error.errno is None or error.filename is not None:
+            raise
         from edgeloss.cli.messages import fail
 
-        options = parse(arguments)
-        try:
-            code = pkgutil.resolve_name(options.run)(options)
-            sys.stdout.flush()
-            sys.exit(code)
-        except ImportError as error:  # names the extra to install
-            fail(str(error))
-        except ValueError as error:
-            from edgeloss.io import InputError  # here, so that --help does not import torch
-
-            if not isinstance(error, InputError):
-                raise
-            fail(str(error))
-    except BrokenPipeError:  # of `edgeloss ... | head`; what is still in the buffer has no reader either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + 13)  # as a program that SIGPIPE ends
+        _discard_output()
+        fail(f"standard output: can't be written ({error.strerror or error})")
     except KeyboardInterrupt:  # here, so that imports can be interrupted too
         sys.exit(130)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run a command line and return the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a console may have no character for what is printed
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        import rich as _  # noqa: F401
+    except ModuleNotFoundError:
+        sys.exit(f"edgeloss: error: the command needs rich; {install_advice('cli')}")
+    from edgeloss.cli.commands import parse
+    from edgeloss.cli.messages import fail
+
+    try:
+        options = parse(arguments)
+        return int(pkgutil.resolve_name(options.run)(options) or 0)
+    except SystemExit as end:  # of --help, whose output is to be flushed too, or of an error
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except ImportError as error:  # names the extra to install
+        fail(str(error))
+    except ValueError as error:
+        from edgeloss.io import InputError  # here, so that --help does not import torch
+
+        if not isinstance(error, InputError):
+            raise
+        fail(str(error))
+
+
+def _discard_output() -> None:
+    """Drop what standard output still holds, which Python would write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,125 +1,50 @@
-"""Prediction, mask and image that belong together: found by name, and read as the options of files say."""
+"""Prediction, mask and image that belong together, read as the options of files say."""
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from PIL import Image
 from torch import Tensor
 
 from edgeloss import inputs
 from edgeloss.cli.commands import OF_LOSS, check_class_count
-from edgeloss.cli.messages import printable, say
+from edgeloss.cli.messages import say
+from edgeloss.cli.work import CaseFiles
 from edgeloss.io import (
     ARRAY_SUFFIXES,
-    IMAGE_SUFFIXES,
     LABEL_PROBABILITY,
-    LABEL_SUFFIXES,
+    PALETTES,
     VOID_INDEX,
     InputError,
     Prediction,
     Rgb,
+    Size,
+    Split,
     color_labels,
-    files_by_stem,
+    limits,
     read_classes,
     read_image,
     read_labels,
     read_palette,
     read_prediction,
+    remap_labels,
 )
-from edgeloss.io.readers import read_array
+from edgeloss.io.arrays import check_fits, shortened
+from edgeloss.io.images import picture_size
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.viz.arrays import Said
+from edgeloss.remap import table_rules
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
 _MAX_VALUES = 2**31
-
-
-class CaseFiles(NamedTuple):
-    """The files of one case.
-
-    Attributes:
-        name: without suffix.
-        mask: the true labels.
-        prediction: logits, probabilities or labels.
-        image: the picture, if there is one.
-        second: those of another network, if there is one.
-    """
-
-    name: str
-    mask: Path
-    prediction: Path
-    image: Path | None = None
-    second: Path | None = None
-
-
-def find_cases(options: Namespace) -> list[CaseFiles]:
-    """Match files, or the files of folders by name; hidden files and other suffixes are skipped.
-
-    Returns:
-        The cases, sorted by name.
-
-    Raises:
-        InputError: if a folder is empty, a name is missing from a folder, or no name is in all folders.
-    """
-    fields = {"pred": "prediction", "first": "prediction", "second": "second", "mask": "mask", "image": "image"}
-    paths = {fields[name]: path for name, path in vars(options).items() if name in fields and path is not None}
-    if not options.takes_folders:
-        return [CaseFiles(paths["prediction"].stem, **paths)]
-    pictures = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
-    files = {
-        field: files_by_stem(folder, pictures if field == "image" else LABEL_SUFFIXES)
-        for field, folder in paths.items()
-    }
-    every, common = set().union(*files.values()), set(files["mask"])
-    for field, folder in paths.items():
-        common &= set(files[field])
-        if not common:
-            raise InputError(f"{folder}: expected names as in {paths['mask']}, but got none that is in all folders")
-        if (missing := sorted(every - set(files[field]))) and not options.skip_missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise InputError(
-                f"{folder}: expected a file for each name, but got none for {', '.join(missing[:3])}{more}; pass"
-                " --skip-missing to leave out incomplete cases"
-            )
-    return [CaseFiles(name, **{field: found[name] for field, found in files.items()}) for name in sorted(common)]
-
-
-def with_progress(cases: Sequence[CaseFiles]) -> Iterator[tuple[CaseFiles, Said]]:
-    """Yield cases, each with a function that takes what is being computed.
-
-    If stderr is a terminal, it shows that, the name of the case, how many are done and the time that passes.
-    """
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(cases))
-        for files in cases:
-
-            def said(text: str, name: str = files.name) -> None:
-                progress.update(task, description=printable(f"{name}: {text}"))
-
-            yield files, said
-            progress.advance(task)
-
-
-@contextmanager
-def errors_named(path: Path) -> Iterator[None]:
-    """Turn errors of the library about the contents of a file into an InputError that names the file."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (TypeError, ValueError, MemoryError) as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 class Case(NamedTuple):
@@ -163,16 +88,24 @@ class Reader:
 
     Args:
         options: of the command.
+        split: the part of the data set that the options name, if they name one.
         needs_finite: refuse predictions with values that are not finite.
 
     Raises:
         InputError: if --region is out of range, or the file of --classes or --palette cannot be used.
     """
 
-    def __init__(self, options: Namespace, *, needs_finite: bool = False) -> None:
+    def __init__(self, options: Namespace, split: Split | None = None, *, needs_finite: bool = False) -> None:
         """Read what the options name."""
         self._options, self._needs_finite = options, needs_finite
-        self.num_classes, self.names, void = _read_classes(options.classes)
+        if options.max_pixels is not None:
+            Image.MAX_IMAGE_PIXELS = options.max_pixels
+        if options.max_gigabytes is not None:
+            limits.MAX_BYTES = int(options.max_gigabytes * 1e9)
+        if split is None:
+            self.num_classes, self.names, void = _read_classes(options.classes)
+        else:
+            self.num_classes, self.names, void = len(split.classes), split.classes, split.ignore_index
         self._region = None
         if options.region is not None:
             self._region = _parse_region(options.region, self.names, self.num_classes)
@@ -181,15 +114,21 @@ class Reader:
         given = options.ignore_index
         self.ignore_index: int = given if given is not None else VOID_INDEX if void is None else void
         self._colors = None if options.palette is None else color_labels(options.palette)
-        self._palette = None if options.palette is None else read_palette(options.palette)
-        self._remap = options.remap or ()
+        layout = options.data[0] if options.data else None
+        palette = options.palette or (layout if layout in PALETTES else None)
+        self._palette = None if palette is None else read_palette(palette)
+        of_data = table_rules(split.labels) if split is not None and split.labels else ()
+        self._mask_rules = options.mask_remap or options.remap or of_data
+        self._pred_rules = options.pred_remap or options.remap or ()
+        self._notes: Counter[str] = Counter()  # how many files a note is about
+        self._valid: list[int] = []  # the lowest and the highest label of each mask
+        self._has_void = False
 
     @property
     def criterion(self) -> EdgeAwareLoss:
-        """The loss that the options ask for; a command has no steps, so it neither counts classes nor focuses."""
-        stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}
+        """The loss that the options ask for."""
         given = {name: getattr(self._options, name) for name in OF_LOSS}
-        return EdgeAwareLoss(ignore_index=self.ignore_index, upsample=True, **stateless, **given)
+        return EdgeAwareLoss(ignore_index=self.ignore_index, upsample=True, **given)
 
     def palette(self, classes: int) -> list[Rgb] | None:
         """Return the colors of the classes, None if they are not known."""
@@ -197,7 +136,7 @@ class Reader:
             return None
         if missing := [str(c) for c in range(classes) if c not in colors]:
             path = self._options.palette
-            raise InputError(f"{path}: expected {classes} colors, but got none for class {', '.join(missing)}")
+            raise InputError(f"{path}: expected {classes} colors, but got none for class {shortened(missing)}")
         return [colors[c] for c in range(classes)]
 
     def read(self, files: CaseFiles) -> Case:
@@ -220,31 +159,28 @@ class Reader:
         )
 
     def _read(self, files: CaseFiles, at: int | None) -> Case:
-        """Read an image, or slice ``at`` of a volume."""
-        taken: dict[str, Any] = {"colors": self._colors, "region": self._region, "at": at}
-        kind = None if self._options.pred_kind == "auto" else self._options.pred_kind
-        prediction = read_prediction(files.prediction, kind, key=self._options.key, **taken)
-        mask = _replaced(read_labels(files.mask, key=self._options.mask_key, **taken), self._remap)
-        image = None if files.image is None else _read_image(files.image, at)
-        _check_sizes(files, prediction.values, mask, image)
-        if prediction.num_classes is None:
-            prediction, channels = self._labels(prediction, mask, files)
-        elif self.num_classes not in (None, prediction.num_classes):
-            raise InputError(
-                f"{files.prediction}: expected {self.num_classes} classes, but got {prediction.num_classes}; classes"
-                " come first, [C, H, W]"
-            )
-        else:
-            channels = prediction.num_classes
-        _check_labels(mask, channels, self.ignore_index, files.mask)
-        logits, size = prediction.logits(channels), prediction.values.shape[-2:]
-        is_stretched = not _have_one_aspect(size, mask.shape)
+        """Read an image, or slice ``at`` of a volume; sizes are compared before memory is taken, where they can be."""
+        options = self._options
+        taken: dict[str, Any] = {"region": self._region, "at": at, "page": options.page, "note": self._note}
+        mask = read_labels(files.mask, key=options.mask_key, colors=self._colors, **taken)
+        mask = remap_labels(mask, self._mask_rules)
+        size = Size(files.mask, *mask.shape)
+        image = None if files.image is None else self._read_image(files.image, size, at)
+        kind = None if options.pred_kind == "auto" else options.pred_kind
+        prediction = read_prediction(files.prediction, kind, key=options.key, colors=self._colors, within=size, **taken)
+        h, w = prediction.values.shape[-2:]
+        check_fits(files.prediction, (h, w), size)
+        stored, (prediction, channels) = prediction, self._with_classes(prediction, mask, files)
+        _check_labels(mask, channels, self.ignore_index, files)
+        logits = prediction.logits(channels)
+        is_stretched = not _have_one_aspect(prediction.values.shape[-2:], mask.shape)
         if is_stretched:
             say(
-                f"note: {files.prediction}: {size[0]} × {size[1]} cells have another aspect ratio than the"
-                f" {mask.shape[0]} × {mask.shape[1]} pixels of {files.mask}; they are stretched over it"
+                f"note: {files.prediction}: {h} × {w} cells have another aspect ratio than the {mask.shape[0]} ×"
+                f" {mask.shape[1]} pixels of {files.mask}; they are stretched over it"
             )
         self._say_what_is_odd(files, prediction.non_finite, logits, mask)
+        self._say_kind(stored, files)
         return Case(
             name=files.name,
             logits=logits[None],
@@ -253,19 +189,72 @@ class Reader:
             interpretation=_interpretation(prediction, mask.shape, is_stretched=is_stretched),
         )
 
+    def _read_image(self, path: Path, mask: Size, at: int | None) -> Tensor:
+        """Read a photograph that has the size of its mask."""
+        turned = 1
+        if path.suffix.lower() not in ARRAY_SUFFIXES and self._options.page is None:
+            *size, turned = picture_size(path)
+            _check_image(path, size, mask, turned)
+        image = read_image(path, at=at, page=self._options.page, note=self._note)
+        _check_image(path, image.shape[1:], mask, turned)
+        return image
+
+    def _with_classes(self, prediction: Prediction, mask: Tensor, files: CaseFiles) -> tuple[Prediction, int]:
+        """Return the prediction, of labels after the replacements, and the number of classes."""
+        if prediction.num_classes is None:
+            return self._labels(prediction, mask, files)
+        if self.num_classes not in (None, prediction.num_classes):
+            raise InputError(
+                f"{files.prediction}: expected {self.num_classes} classes, but got {prediction.num_classes}; classes"
+                " come first, [C, H, W]"
+            )
+        return prediction, prediction.num_classes
+
     def _labels(self, prediction: Prediction, mask: Tensor, files: CaseFiles) -> tuple[Prediction, int]:
         """Return predicted labels after the replacements, and the number of classes."""
-        values, void = _replaced(prediction.values, self._remap), mask == self.ignore_index
+        values, void = remap_labels(prediction.values, self._pred_rules), mask == self.ignore_index
         if values.shape == mask.shape:  # labels of ignored pixels are not read, as logits are not
             values = values.masked_fill(void, 0)
-        channels = self.num_classes or max(2, 1 + int(values.max()), 1 + int(mask.masked_fill(void, 0).max()))
-        _check_labels(values, channels, None, files.prediction)
+        channels = self.num_classes or self._count_classes(values, mask.masked_fill(void, 0), files)
+        _check_labels(values, channels, None, files._replace(mask=files.prediction))
         if channels * values.numel() > _MAX_VALUES:
             size = " × ".join(map(str, values.shape))
             raise InputError(
                 f"{files.prediction}: expected labels of few classes, but got {channels} for {size} pixels; pass logits"
             )
         return prediction._replace(values=values), channels
+
+    def _count_classes(self, values: Tensor, mask: Tensor, files: CaseFiles) -> int:
+        """Return as many classes as labels occur, with a note where predicted labels look like no labels."""
+        predicted, true = torch.unique(values), torch.unique(mask)
+        strange = len(predicted) - int(torch.isin(predicted, true).sum())
+        if strange > max(8, 2 * len(true)):
+            say(
+                f"note: {files.prediction}: {strange} of its {len(predicted)} labels, up to {int(predicted[-1])}, are"
+                f" not in {files.mask}; of probabilities, pass --pred-kind probabilities"
+            )
+        count = max(2, 1 + int(predicted[-1]), 1 + int(true[-1]))
+        if count > limits.MAX_CLASSES:
+            path = files.prediction if predicted[-1] > true[-1] else files.mask
+            raise InputError(
+                f"{path}: expected at most {limits.MAX_CLASSES} classes, but got the label {count - 1}; pass --classes"
+                " for more"
+            )
+        return count
+
+    def _note(self, text: str, kind: str = "") -> None:
+        """Print a note "PATH: ...", the first of its kind; by default, notes of the same words are of one kind."""
+        kind = kind or text.rpartition(": ")[2]
+        if not self._notes[kind]:
+            say(f"note: {text}")
+        self._notes[kind] += 1
+
+    def _say_kind(self, prediction: Prediction, files: CaseFiles) -> None:
+        """Print what a prediction was taken for, once for each kind and reason."""
+        about = f"taken for {prediction.kind}: {prediction.reason}"
+        is_plain = self._options.pred_kind != "auto" and "corrects" not in about
+        if prediction.reason and not is_plain:
+            self._note(f"{files.prediction}: {about}", re.sub(r"[-+]?[0-9][0-9.e+-]*", "", about))
 
     def _say_what_is_odd(self, files: CaseFiles, non_finite: int, logits: Tensor, mask: Tensor) -> None:
         if non_finite and self._needs_finite:
@@ -275,11 +264,25 @@ class Reader:
             )
         if non_finite:
             say(f"note: {files.prediction}: {non_finite} of {logits.numel()} values are not finite")
-        ignored, void = self.ignore_index, mask == self.ignore_index
-        if void.all():
-            say(f"note: {files.mask}: all pixels have the label {ignored}, which is ignored: no loss, no score")
-        elif len(logits) <= 2 and void.any() and not (mask[~void] != 0).any():
-            say(f"note: {files.mask}: holds only 0 and {ignored}, which is ignored; for class 1, --remap {ignored}:1")
+        is_valid = mask != self.ignore_index
+        if not is_valid.any():
+            ignored = f"the label {self.ignore_index}, which is ignored: no loss, no score"
+            say(f"note: {files.mask}: all pixels have {ignored}")
+            return
+        self._has_void |= not bool(is_valid.all())
+        self._valid += [int(label) for label in mask[is_valid].aminmax()]
+
+    def say_at_the_end(self) -> None:
+        """Print how many files the notes are about, and warn where all masks have one class and the rest is ignored."""
+        for kind, count in self._notes.items():
+            if count > 1 and not kind.startswith("taken for"):
+                say(f"note: {count - 1} more: {kind}")
+        if self.ignore_index == VOID_INDEX and self._has_void and len(set(self._valid)) == 1:
+            (label,) = set(self._valid)
+            say(
+                f"warning: all masks hold only {label} and {VOID_INDEX}, which is ignored, maybe all foreground; where"
+                f" {VOID_INDEX} is class 1, pass --mask-remap {VOID_INDEX}:1"
+            )
 
 
 def _interpretation(prediction: Prediction, shape: torch.Size, *, is_stretched: bool) -> str:
@@ -298,46 +301,28 @@ def _have_one_aspect(size: torch.Size, shape: torch.Size) -> bool:
     return max(low for low, _ in ratios) < min(high for _, high in ratios)
 
 
-def _read_image(path: Path, at: int | None) -> Tensor:
-    """Read an image, or a slice of a volume in gray, from black to white by its values; [3, H, W] uint8."""
-    if at is None or path.suffix.lower() not in ARRAY_SUFFIXES:
-        return read_image(path)
-    values = read_array(path, ("image", "images"), at=at).values.double()
-    if values.dim() != 2:
-        raise InputError(f"{path}: expected a volume [D, H, W] in gray, but got slices {list(values.shape)}")
-    low, high = values.aminmax()
-    return ((values - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).expand(3, -1, -1)
+def _check_image(path: Path, size: Sequence[int], mask: Size, turned: int) -> None:
+    """Check that an image has the size of its mask."""
+    if tuple(size) == mask[1:]:
+        return
+    about = f", turned upright by its EXIF orientation {turned}" if turned > 1 else ""
+    stored = "; the mask fits the pixels as they are stored" if about and tuple(size)[::-1] == mask[1:] else ""
+    raise InputError(
+        f"{path}: expected {mask.height} × {mask.width} pixels as in {mask.path}, but got {size[0]} × {size[1]}"
+        f"{about}{stored}"
+    )
 
 
-def _replaced(labels: Tensor, rules: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Replace the labels first to last by to, to + 1, ..., by all rules at once."""
-    replaced = labels
-    for first, last, to in rules:
-        replaced = torch.where((labels >= first) & (labels <= last), labels + (to - first), replaced)
-    return replaced
-
-
-def _check_sizes(files: CaseFiles, values: Tensor, mask: Tensor, image: Tensor | None) -> None:
-    (height, width), (h, w) = mask.shape, values.shape[-2:]
-    if image is not None and image.shape[1:] != mask.shape:
-        raise InputError(
-            f"{files.image}: expected {height} × {width} pixels as in {files.mask}, but got"
-            f" {image.shape[1]} × {image.shape[2]}"
-        )
-    # Rounding can stretch a few cells up to twice; more than that means axes in another order.
-    if h > height or w > width or not 0.5 <= (height * w) / (width * h) <= 2:
-        raise InputError(
-            f"{files.prediction}: expected the {height} × {width} pixels of {files.mask}, or the same picture in lower"
-            f" resolution, but got {h} × {w}; classes come first, [C, H, W]"
-        )
-
-
-def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, path: Path) -> None:
+def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, files: CaseFiles) -> None:
+    """Check the labels of the mask of a case."""
     try:
-        inputs.check_labels(labels, num_classes, ignore_index, name=str(path))
+        inputs.check_labels(labels, num_classes, ignore_index, name=str(files.mask))
     except ValueError as error:
-        # The ignore index 255 in int8.
-        hint = "; if -1 marks void, pass --remap -1:255" if ignore_index == VOID_INDEX and (labels == -1).any() else ""
+        hint = ""
+        if ignore_index == VOID_INDEX and (labels == -1).any():  # the ignore index 255 in int8
+            hint = "; if -1 marks void, pass --remap -1:255"
+        elif set(torch.unique(labels).tolist()) == {0, VOID_INDEX}:
+            hint = "; of a mask of 0 and 255, class 1 is target == 255: pass --mask-remap 255:1"
         raise InputError(f"{error}{hint}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
@@ -15,11 +14,14 @@ from typing import Any, NoReturn
 
 from edgeloss import __version__
 from edgeloss.cli.messages import fail
-from edgeloss.options import HELP, Options, check_option
+from edgeloss.cli.paths import PALETTE_NAMES, check_paths
+from edgeloss.options import HELP, Options, check_label, check_option
+from edgeloss.remap import REMAPS, Rule, parse_remap
 
-PALETTE_NAMES = ("ade20k", "camvid", "cityscapes", "voc")  # of edgeloss.io, which imports torch
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
-_EPILOG = "Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invalid input, 130 interrupted."
+_EPILOG = (
+    "Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invalid input or skipped images, 130 interrupted."
+)
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
 _TYPES: dict[str, type] = {"float": float, "float | None": float, "int | Sequence[int]": int}
@@ -30,18 +32,27 @@ OF_LOSS = {one.name: one for one in dataclasses.fields(Options) if str(one.type)
 _READING = {
     "--palette NAME|FILE": f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a"
     ' text file with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
-    "--remap FROM:TO,...": "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by"
-    " commas: 255:1 for a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1.",
+    "--remap FROM:TO,...|NAME": "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO,"
+    " separated by commas: 255:1 for a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1; or a name:"
+    f" {', '.join(REMAPS)}.",
+    "--mask-remap FROM:TO,...|NAME": "The same, for masks alone.",
+    "--pred-remap FROM:TO,...|NAME": "The same, for predicted labels alone.",
+    "--mask-suffix END": "For folders, how the names of masks end after those of the predictions: _mask for a_mask.png;"
+    " or a pattern, {stem}_gtFine_labelIds.png. Other files are skipped.",
+    "--pred-suffix END": "The same, for predictions.",
+    "--image-suffix END": "The same, for images.",
+    "--page N": "The page of a TIFF of several, from 0.",
     "--key NAME": "The prediction among several arrays of a .npz, or of a dict in a .pt.",
     "--mask-key NAME": "The labels in such a file.",
     "--region N|NAME": "The class to take, by its number or name, from predictions and masks [C, H, W] of classes that"
     " may overlap; the rest is the other class.",
     "--slice N|FIRST-LAST": "The slices to take from volumes [C, D, H, W], with masks and images [D, H, W], along D: N,"
     " or FIRST-LAST. Each is an image of its own, with the loss of an image.",
+    "--max-pixels N": "The pixels that a picture may have.  [default: Pillow's 89 million]",
+    "--max-gigabytes N": "What the numbers of a file may take of memory.  [default: 4.3]",
 }
 _MASK: dict[str, Any] = {
     "type": Path,
-    "required": True,
     "help": "Labels [H, W]: a .png of class indices, or of colors with --palette, or .npy, .npz or .pt.",
 }
 _IMAGE: dict[str, Any] = {"type": Path, "help": "An image of the size of the mask."}
@@ -52,12 +63,15 @@ class _HelpFormatter(RawDescriptionHelpFormatter):
     """Keep the lines of descriptions, and append what an option is without it."""
 
     def _get_help_string(self, action: Any) -> str:  # noqa: ANN401
-        is_told = action.nargs == 0 or action.default is None or "default:" in action.help
+        is_told = action.nargs == 0 or action.default in (None, "") or "default:" in action.help
         return str(action.help) + ("" if is_told else "  [default: %(default)s]")
 
 
 class _Parser(ArgumentParser):
     """A parser with errors of one line."""
+
+    def print_help(self, file: Any = None) -> None:  # noqa: ANN401
+        print(self.format_help(), end="", file=file)  # argparse drops errors of writing, as on a full disk
 
     def error(self, message: str) -> NoReturn:
         fail(f"{message}; see {self.prog} --help")
@@ -78,7 +92,7 @@ def make_parser() -> ArgumentParser:
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
-        parser.set_defaults(run=f"edgeloss.cli.{module}:{name}", parser=parser)
+        parser.set_defaults(run=f"edgeloss.cli.{module}:{name}", command=name, parser=parser, output_flag="--output")
         add_options(parser)
     return program
 
@@ -169,7 +183,9 @@ def _add_metrics(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "csv", "json"), help="By default that of the suffix of --output, else a table."
     )
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="The same as --format json.")
+    for form in ("csv", "json"):
+        about = f"The same as --format {form}{', with every class' if form == 'csv' else ''}."
+        parser.add_argument(f"--{form}", dest="format", action="store_const", const=form, help=about)
     parser.add_argument("--output", "-o", type=Path, help="A file to write to instead of standard output.")
     _add_reading(parser, needs_classes=True)
 
@@ -186,7 +202,7 @@ def _add_diagnose(parser: ArgumentParser) -> None:
       edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
       edgeloss diagnose --pred logits --mask masks --classes 11
     """
-    parser.set_defaults(suffixes=PICTURES, fills_folder=True)
+    parser.set_defaults(suffixes=PICTURES, fills_folder=True, output_flag="--figure")
     _add_prediction(parser)
     parser.add_argument(
         "--figure",
@@ -223,31 +239,47 @@ def _add_prediction(parser: ArgumentParser) -> None:
 
 def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None:
     """Add the options that say how to read files."""
+    parser.set_defaults(needs_classes=needs_classes)
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="Also replace outputs of this command by earlier versions, which can't be told from other files.",
+    )
     reading = parser.add_argument_group("reading files")
+    reading.add_argument(
+        "--data",
+        nargs=3,
+        metavar=("LAYOUT", "ROOT", "PART"),
+        help="Instead of --mask and --image, a part of a data set as in its archives: ade20k, camvid, cityscapes,"
+        " coco-stuff, pet or voc, with its classes; or folder, with PART/images, PART/masks and classes.txt in ROOT.",
+    )
     reading.add_argument(
         "--classes",
         metavar="N|FILE",
         type=_classes,
-        required=needs_classes,
-        help='The number of classes, or a text file with one "<index> <name>" per line.',
+        help='The number of classes, or a text file with one "<index> <name>" or one name per line.',
     )
     reading.add_argument(
         "--ignore-index",
         metavar="LABEL",
-        type=int,
+        type=_label,
         help='The label of pixels to ignore.  [default: 255, or the line "void" of --classes]',
     )
     reading.add_argument(
         "--pred-kind",
         choices=("auto", "logits", "probabilities", "labels"),
         default="auto",
-        help="What --pred holds; auto infers it from the values.",
+        help="What --pred holds; auto infers it from the values, and says what it took them for.",
     )
     for option, about in _READING.items():
         flag, metavar = option.split()
-        reading.add_argument(flag, metavar=metavar, type=_PARSED.get(flag, str), help=about)
+        default = "" if flag.endswith("-suffix") else None
+        reading.add_argument(flag, metavar=metavar, type=_PARSED.get(flag, str), default=default, help=about)
     reading.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
+    )
+    reading.add_argument(
+        "--strict", action="store_true", help="For folders, stop at a file that can't be used instead of skipping it."
     )
 
 
@@ -301,26 +333,44 @@ def _slices(text: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def _remap(text: str) -> list[tuple[int, int, int]]:
-    """Return the rules: the first and the last label to replace, and what replaces the first."""
-    rules = []
-    for part in filter(None, text.replace(" ", "").split(",")):
-        match = re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?:(-?[0-9]{1,9})", part)
-        if match is None:
-            raise ArgumentTypeError(f"expected FROM:TO or FIRST-LAST:TO, separated by commas, but got {part!r}")
-        first, last, to = match.groups()
-        rules.append((int(first), int(last or first), int(to)))
-    return rules
+def _remap(text: str) -> list[Rule]:
+    try:
+        return parse_remap(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
-_PARSED: dict[str, Callable[[str], Any]] = {"--remap": _remap, "--slice": _slices}
+def _label(text: str) -> int:
+    """Return a label of 64 bits."""
+    value = int(text)
+    try:
+        check_label("label", value)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error).partition(": ")[2]) from error
+    return value
+
+
+_label.__name__ = "int"  # named in the error for what is no number
+
+
+_PARSED: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("--remap", "--mask-remap", "--pred-remap"), _remap),
+    "--slice": _slices,
+    "--page": _number(0, 2**31, int),
+    "--max-pixels": _number(1, 2**40, int),
+    "--max-gigabytes": _number(0.001, 10**6),
+}
 
 # By name: the module that has the function of this name, the usage, and what adds the options, with the help.
 COMMANDS = {
-    "view": ("pages", "--pred PRED --mask MASK --output OUTPUT [options]", _add_view),
-    "compare": ("pages", "A B --mask MASK --output OUTPUT [options]", _add_compare),
-    "metrics": ("metrics", "--pred PRED --mask MASK --classes N|FILE [options]", _add_metrics),
-    "diagnose": ("diagnose", "--pred PRED --mask MASK [options]", _add_diagnose),
+    "view": ("pages", "--pred PRED (--mask MASK | --data LAYOUT ROOT PART) --output OUTPUT [options]", _add_view),
+    "compare": ("pages", "A B (--mask MASK | --data LAYOUT ROOT PART) --output OUTPUT [options]", _add_compare),
+    "metrics": (
+        "metrics",
+        "--pred PRED (--mask MASK --classes N|FILE | --data LAYOUT ROOT PART) [options]",
+        _add_metrics,
+    ),
+    "diagnose": ("diagnose", "--pred PRED (--mask MASK | --data LAYOUT ROOT PART) [options]", _add_diagnose),
     "info": ("info", "[options]", _add_info),
 }
 
@@ -341,45 +391,12 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
         nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.75)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    given = vars(options)
-    sources = [given[name] for name in ("pred", "first", "second", "mask", "image") if given.get(name) is not None]
-    options.takes_folders = bool(sources) and sources[0].is_dir()
-    if error := _bad_input(given, sources) or _bad_output(given, sources):
-        fail(error)
+    if options.run.endswith(":info"):
+        return options
+    if (options.mask is None) == (options.data is None):
+        got = "both" if options.mask is not None else "neither"
+        options.parser.error(f"--mask: expected the masks, or --data LAYOUT ROOT PART, but got {got}")
+    if options.needs_classes and options.classes is None and options.data is None:
+        options.parser.error("the following arguments are required: --classes")
+    check_paths(options)
     return options
-
-
-def _bad_input(given: dict[str, Any], sources: list[Path]) -> str:
-    """Return what is wrong with the paths to read, nothing if all can be used."""
-    classes, palette, names = (given.get(name) for name in ("classes", "palette", "names"))
-    for path in [*sources, *([Path(classes)] if isinstance(classes, str) else [])]:
-        if not path.exists():
-            return f"{path}: no such file or folder"
-    if palette is not None and palette not in PALETTE_NAMES and not Path(palette).exists():
-        return f"{palette}: expected a file, or one of {', '.join(PALETTE_NAMES)}, but got neither"
-    if names and names[0] == names[1]:
-        return f"--names: expected two different names, but got {names[0]} twice"
-    for path in sources[1:]:
-        if path.is_dir() != sources[0].is_dir():
-            return f"{path}: expected only folders or only files, but got both, see {sources[0]}"
-    return ""
-
-
-def _bad_output(given: dict[str, Any], sources: list[Path]) -> str:
-    """Return what is wrong with the path to write, nothing if it can be used."""
-    output, suffixes = given.get("output"), given.get("suffixes")
-    if output is None:
-        return ""
-    if any(output.resolve() == path.resolve() for path in sources):
-        return f"{output}: expected a path other than the inputs, but got one of them"
-    fills_folder = given["takes_folders"] and "fills_folder" in given
-    if output.exists() and fills_folder != output.is_dir():
-        kinds = ("folder", "file") if fills_folder else ("file", "folder")
-        return f"{output}: expected a {kinds[0]} to write to, but got a {kinds[1]}"
-    parent = next(path for path in output.absolute().parents if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        return f"{output}: expected a path in a folder that can be written to, but got one in {parent}"
-    if suffixes and not fills_folder and output.suffix.lower() not in suffixes:
-        got = output.suffix or "no suffix"
-        return f"{output}: expected an output in one of {', '.join(suffixes)}, but got {got}"
-    return ""

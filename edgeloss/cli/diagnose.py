@@ -7,33 +7,44 @@ import dataclasses
 from argparse import Namespace
 
 from edgeloss import debug
-from edgeloss.cli.cases import Case, Reader, errors_named, find_cases, with_progress
-from edgeloss.cli.messages import say_wrote, to_json, write
+from edgeloss.cli.cases import Case, Reader
+from edgeloss.cli.messages import printable, to_json
+from edgeloss.cli.outputs import say_wrote, write
+from edgeloss.cli.work import Work, read_split
 from edgeloss.loss import EdgeAwareLoss
 
 
 def diagnose(options: Namespace) -> int:
-    """Print the report of each case, and draw its gradient; return 1 if a value is not finite."""
-    reader = Reader(options)
+    """Print the report of each case, and draw its gradient.
+
+    Returns:
+        1 if a value is not finite, 2 if images were skipped.
+    """
+    split = read_split(options)
+    reader, work = Reader(options, split), Work(options, split)
+    figures = work.outputs(options, ".png")
     reports: dict[str, debug.Report] = {}
-    for files, said in with_progress(find_cases(options)):
+    for files, said in work:
         said("diagnosing")
-        case = reader.read(files)
-        with errors_named(files.prediction):
-            report = reports[files.name] = debug.diagnose(reader.criterion, case.logits, case.target)
-            if (path := options.output) is not None:
-                path = path / f"{files.name}.png" if options.takes_folders else path
-                write(path, _figure(report, reader.criterion, case, path.suffix))
+        with work.skipping(files):
+            case = reader.read(files)
+            report = debug.diagnose(reader.criterion, case.logits, case.target)
+            if (path := figures.get(files.name)) is not None:
+                write(path, _figure(report, reader.criterion, case, path.suffix), options.command)
                 say_wrote(path)
-        if not options.as_json:
-            print(f"{files.name}: {report}\n" if options.takes_folders else str(report))
+            reports[files.name] = report
+        if not options.as_json and files.name in reports:
+            report = reports[files.name]
+            print(f"{printable(files.name)}: {report}\n" if options.takes_folders else str(report))
     bad = [name for name, report in reports.items() if not report.ok]
     if options.as_json:
         images = {name: report.to_dict() for name, report in reports.items()}
-        print(to_json({"ok": not bad, "images": images} if options.takes_folders else images.popitem()[1]))
+        every = {"ok": not bad, "images": images, "skipped": work.skipped}
+        print(to_json(every if options.takes_folders else images.popitem()[1]))
     elif options.takes_folders:
-        print(f"{len(reports)} images; not finite: {', '.join(bad) or 'none'}")
-    return 1 if bad else 0
+        print(f"{len(reports)} images; not finite: {', '.join(map(printable, bad)) or 'none'}")
+    reader.say_at_the_end()
+    return work.finish() or (1 if bad else 0)
 
 
 def _figure(report: debug.Report, criterion: EdgeAwareLoss, case: Case, suffix: str) -> bytes:

@@ -11,18 +11,22 @@ from typing import Any
 
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from edgeloss.cli.cases import Reader, find_cases, with_progress
-from edgeloss.cli.messages import rounded, say_wrote, to_json, write
+from edgeloss.cli.cases import Reader
+from edgeloss.cli.messages import rounded, to_json
+from edgeloss.cli.outputs import say_wrote, write
+from edgeloss.cli.work import Work, errors_named, read_split
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present
 
 Scores = Mapping[str, float]  # by metric
+_SHOWN = 10  # of many classes, the lowest and as many of the highest
 
 
-def metrics(options: Namespace) -> None:
-    """Print or write the scores of predictions."""
-    reader, cases = Reader(options, needs_finite=True), find_cases(options)
+def metrics(options: Namespace) -> int:
+    """Print or write the scores of predictions; return 2 if images were skipped."""
+    split = read_split(options)
+    reader, work = Reader(options, split, needs_finite=True), Work(options, split)
     assert reader.num_classes is not None
     shared: dict[str, Any] = {"ignore_index": reader.ignore_index, "average": "none"}
     measures = {
@@ -31,12 +35,18 @@ def metrics(options: Namespace) -> None:
         **{f"boundary_f1_{radius}px": BoundaryF1(reader.num_classes, radius=radius, **shared) for radius in (1, 3, 5)},
         "trimap_iou_3px": TrimapIoU(reader.num_classes, radius=3, **shared),
     }
-    for files, said in with_progress(cases):
+    for files, said in work:
         said("measuring")
-        case = reader.read(files)
-        labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
-        for measure in measures.values():
-            measure.update(labels, case.target)
+        with work.skipping(files):
+            case = reader.read(files)
+            labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
+        if files.name in work.skipped:
+            continue
+        with errors_named(files):  # not to be skipped: some measures have counted it
+            for measure in measures.values():
+                measure.update(labels, case.target)
+    if len(work.skipped) == len(work.cases):
+        return work.finish()
     scores = {name: measure.compute().tolist() for name, measure in measures.items()}
     names = reader.names or [str(c) for c in range(reader.num_classes)]
     rows = {name: {metric: values[c] for metric, values in scores.items()} for c, name in enumerate(names)}
@@ -45,14 +55,28 @@ def metrics(options: Namespace) -> None:
     output = options.output
     form = options.format or ("table" if output is None else output.suffix.lower()[1:])
     if form == "json":
-        text = to_json({"images": len(cases), "mean": mean, "classes": rows})
+        text = to_json({"images": len(work.cases) - len(work.skipped), "mean": mean, "classes": rows})
     else:
-        text = (_to_csv if form == "csv" else _to_table)([*rows.items(), ("mean", mean)])
+        listed = [*(rows if form == "csv" else _best_and_worst(rows)).items(), ("mean", mean)]
+        text = _to_csv(listed) if form == "csv" else _to_table(listed)
+        if form == "table" and len(rows) > (shown := len(listed) - 1):
+            text += f"\n{shown} of {len(rows)} classes, the worst and the best by IoU; --csv has all"
     if output is None:
         print(text)
     else:
-        write(output, f"{text}\n".encode())
+        write(output, f"{text}\n".encode(), options.command)
         say_wrote(output)
+    reader.say_at_the_end()
+    return work.finish()
+
+
+def _best_and_worst(rows: Mapping[str, Scores]) -> Mapping[str, Scores]:
+    """Return the rows of the classes of lowest and highest IoU, lowest first; of few classes, all in order."""
+    if len(rows) <= 2 * _SHOWN:
+        return rows
+    scored = sorted((name for name in rows if not math.isnan(rows[name]["iou"])), key=lambda name: rows[name]["iou"])
+    kept = scored if len(scored) <= 2 * _SHOWN else [*scored[:_SHOWN], *scored[-_SHOWN:]]
+    return {name: rows[name] for name in kept}
 
 
 def _to_csv(rows: list[tuple[str, Scores]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import warnings
 import webbrowser
@@ -11,40 +12,63 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeloss.cli.cases import Case, CaseFiles, Reader, errors_named, find_cases, with_progress
-from edgeloss.cli.messages import printable, say, say_wrote, to_json, write
+from edgeloss.cli.cases import Case, Reader
+from edgeloss.cli.messages import printable, say, to_json
+from edgeloss.cli.outputs import say_wrote, why_not, write
+from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
 from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
+from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.report import draw_report
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 
 
-def view(options: Namespace) -> None:
-    """Write a picture or report per case, and an index of the cases of a folder."""
+def view(options: Namespace) -> int:
+    """Write a picture or report per case, and an index of the cases of a folder; return 2 if images were skipped."""
     _keep_freed_memory()
-    reader, output, is_folder = Reader(options), options.output, options.takes_folders
-    cases = find_cases(options)
-    pages = [output / f"{files.name}.{options.page_format}" for files in cases] if is_folder else [output]
-    page = output / "index.html" if is_folder else output
-    if is_folder and page in {path.with_name(path.name.lower()) for path in pages}:
-        raise InputError(f"{output}: expected names other than index, but got one; it would overwrite index.html")
-    items, figures = [], []
-    for at, (files, said) in enumerate(with_progress(cases)):
-        case, examined = _write_page(files, pages[at], reader, options, said, _links(pages, at) if is_folder else {})
-        item, shown = _describe(pages[at], case, examined, reader)
-        items.append(item)
-        figures.append(shown)
-    if is_folder:
+    split = read_split(options)
+    reader, work, is_folder = Reader(options, split), Work(options, split), options.takes_folders
+    pages = work.outputs(options, f".{options.page_format}")
+    index = options.output / "index.html" if is_folder else None
+    if index is not None:
+        _check_index(index, [*pages.values()], options)
+    items: dict[str, Item] = {}
+    figures: list[dict[str, Any]] = []
+    for files, said in work:
+        page, links = pages[files.name], _links([*pages.values()], pages[files.name], index)
+        with work.skipping(files):
+            case, examined = _write_page(files, page, reader, options, said, links)
+            items[files.name], shown = _describe(page, case, examined, reader, index)
+            figures.append(shown)
+        if files.name in work.skipped and page.suffix == ".html":  # its neighbors link to it
+            parts = [{"kind": "note", "text": printable(work.skipped[files.name])}]
+            write(page, draw_page(printable(files.name), parts, links=links).encode(), options.command)
+    if index is not None and items:
         about = f"thumbnails show wrong pixels in red; {_about_tiles(reader)}"
         title = f"edgeloss: {len(items)} images"
-        index = gallery(items, title=title, by="edge", class_names=reader.names, footer=about)
-        write(page, index.encode())
-    say_wrote(page, pages if is_folder else ())
-    _finish(page, {"index": str(page), "pages": figures} if is_folder else figures[0], options)
+        text = gallery([*items.values()], title=title, by="edge", class_names=reader.names, footer=about)
+        write(index, text.encode(), options.command)
+    if items:
+        written = [pages[name] for name in items]
+        say_wrote(index or options.output, written if is_folder else ())
+        found = {"index": str(index), "pages": figures, "skipped": work.skipped} if is_folder else figures[0]
+        _finish(index or options.output, found, options)
+    reader.say_at_the_end()
+    return work.finish()
+
+
+def _check_index(index: Path, pages: Sequence[Path], options: Namespace) -> None:
+    """Check that the index of pages may be written, and is none of them."""
+    if index in {path.with_name(path.name.lower()) for path in pages}:
+        raise InputError(
+            f"{options.output}: expected names other than index, but got one; it would overwrite index.html"
+        )
+    if reason := why_not(index, options.command, flag=options.output_flag, overwrite=options.overwrite):
+        raise InputError(reason)
 
 
 def _finish(page: Path, figures: Mapping[str, Any], options: Namespace) -> None:
@@ -68,21 +92,20 @@ def _write_page(
     """Write the picture or report of a case; return what it shows."""
     said("reading")
     suffix = output.suffix.lower()
-    with errors_named(files.prediction):
-        case = reader.read(files)
-        examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
-        title, arrays = printable(f"{case.name}: {case.interpretation}"), stack_arrays(examined)
-        look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
-        if suffix == ".html":
-            page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said)
-            content = page.encode()
-        else:
-            said("drawing")
-            shown = {name: getattr(options, name) for name in ("terms", "contours", "width")}
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-                content = draw_panel(arrays, look, names=case.slices, **shown).content(suffix, dpi=options.dpi)
-    write(output, content)
+    case = reader.read(files)
+    examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
+    title, arrays = printable(f"{case.name}: {case.interpretation}"), stack_arrays(examined)
+    look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
+    if suffix == ".html":
+        page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said)
+        content = page.encode()
+    else:
+        said("drawing")
+        shown = {name: getattr(options, name) for name in ("terms", "contours", "width")}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
+            content = draw_panel(arrays, look, names=case.slices, **shown).content(suffix, dpi=options.dpi)
+    write(output, content, options.command)
     return case, examined
 
 
@@ -91,36 +114,49 @@ def _about_tiles(reader: Reader) -> str:
     return f"scores count the pixels of all images together, losses are means over images of {loss}"
 
 
-def _links(pages: Sequence[Path], at: int) -> dict[str, str]:
-    """Return the links of a page to the index and its neighbors, by their text."""
-    links = {"All images": "index.html"}
+def _links(pages: Sequence[Path], page: Path, index: Path | None) -> dict[str, str]:
+    """Return the links of a page to the index and its neighbors, by their text; none without an index."""
+    if index is None:
+        return {}
+    at, links = pages.index(page), {"All images": _relative(index, page)}
     if at:
-        links[f"← {printable(pages[at - 1].stem)}"] = pages[at - 1].name
+        links[f"← {printable(pages[at - 1].stem)}"] = _relative(pages[at - 1], page)
     if at + 1 < len(pages):
-        links[f"{printable(pages[at + 1].stem)} →"] = pages[at + 1].name
+        links[f"{printable(pages[at + 1].stem)} →"] = _relative(pages[at + 1], page)
     return links
 
 
-def _describe(page: Path, case: Case, examined: Sequence[Arrays], reader: Reader) -> tuple[Item, dict[str, Any]]:
+def _relative(path: Path, page: Path) -> str:
+    """Return where a file is, as seen from a page."""
+    return Path(os.path.relpath(path, page.parent)).as_posix()
+
+
+def _describe(
+    page: Path, case: Case, examined: Sequence[Arrays], reader: Reader, index: Path | None
+) -> tuple[Item, dict[str, Any]]:
     """Return what an index shows of a page, and what --json prints."""
-    item = index_item(printable(case.name), examined, case.pictures(), page.name)
+    item = index_item(printable(case.name), examined, case.pictures(), _relative(page, index or page))
     iou = item.scores[0].iou.tolist()
     names = reader.names or [str(k) for k in range(len(iou))]
     about = {"page": str(page), "bytes": page.stat().st_size, "prediction": case.interpretation}
     return item, about | item.figures[0] | {"iou": dict(zip(names, iou, strict=False))}
 
 
-def compare(options: Namespace) -> None:
-    """Write the page about the same images under two networks."""
+def compare(options: Namespace) -> int:
+    """Write the page about the same images under two networks; return 2 if images were skipped."""
     _keep_freed_memory()
-    reader, output = Reader(options), options.output
+    split = read_split(options)
+    reader, work, output = Reader(options, split), Work(options, split), options.output
     names = [printable(name) for name in options.names or _names(options.first, options.second)]
     items: list[Item] = []
-    for files, said in with_progress(find_cases(options)):
+    for files, said in work:
         said("reading")
-        items += _compare_case(files, names, reader, said)
+        with work.skipping(files):
+            items += _compare_case(files, names, reader, said)
         kept = {item.name for chosen in best_and_worst(items) for item in chosen}
         items = [item if item.name in kept else item._replace(large={}) for item in items]
+    if not items:
+        return work.finish()
     page = gallery(
         items,
         title=" compared with ".join(names),
@@ -130,7 +166,7 @@ def compare(options: Namespace) -> None:
         about=describe_changes(items, names),
         footer=f"images are sorted by what the second network gains over the first; {_about_tiles(reader)}",
     )
-    write(output, page.encode())
+    write(output, page.encode(), options.command)
     say_wrote(output)
     images = {
         item.name: [
@@ -138,7 +174,9 @@ def compare(options: Namespace) -> None:
         ]
         for item in items
     }
-    _finish(output, {"page": str(output), "images": images}, options)
+    _finish(output, {"page": str(output), "images": images, "skipped": work.skipped}, options)
+    reader.say_at_the_end()
+    return work.finish()
 
 
 def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: Said) -> list[Item]:
@@ -151,11 +189,9 @@ def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: 
             f" {second.logits.shape[1]}; of labels, pass the number as --classes"
         )
     colors, items = class_colors(reader.palette(first.classes), first.classes), []
-    with errors_named(files.prediction):
-        first_arrays, second_arrays = (
-            examine_images(case.logits, case.target, reader.criterion, details=False, said=said)
-            for case in (first, second)
-        )
+    first_arrays, second_arrays = (
+        examine_images(case.logits, case.target, reader.criterion, details=False, said=said) for case in (first, second)
+    )
     for at, (*pair, image) in enumerate(zip(first_arrays, second_arrays, first.pictures(), strict=True)):
         name = printable(first.name if first.slices is None else f"{first.name}, {first.slices[at]}")
         items.append(compare_item(name, image, dict(zip(names, pair, strict=True)), colors))

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from edgeloss.debug.calls import Finding, LossCall, Origin, Outcome
 from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
 from edgeloss.inputs import by_class, widest
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import Options
+from edgeloss.options import NO_POWER, Options, radius_per_axis
+from edgeloss.reduction import EdgeRow, Evaluation, Value
 
 _USUAL_VOID = (-100, -1, 255)  # labels that a loss may ignore although its ignore_index is unknown
 _TOO_LATE = "masking its result is too late, since 0 · inf is nan in the backward pass"
@@ -52,7 +53,7 @@ class Labels(NamedTuple):
     valid: Tensor  # [B, *S] bool, a class and not ignored
     outside: Tensor  # [B, *S] bool, not a class, and not known to be ignored by the loss
     wrong: Tensor  # [B, *S] bool, those of ``outside`` that no loss is likely to ignore
-    edge_mask: Tensor | None  # [B, *S] bool, valid with a valid neighbor of another label; None unless 2-D or 3-D
+    edge_mask: Tensor | None  # [B, *S] bool, edge pixels of the loss, or for radius 1; None unless 2-D or 3-D
     classes: int  # at least 2
     multilabel_classes: int | None = None  # C of a multilabel loss, else None
 
@@ -74,7 +75,10 @@ class Labels(NamedTuple):
         y, valid = inputs.labels(target, logits.shape[1], ignore_index)
         outside = ~valid if ignore_index is None else ~valid & (y != ignore_index)
         wrong = outside if ignore_index is not None else outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
-        edge_mask = neighborhoods.find_edges(y, valid, [1] * len(size)) if len(size) in (2, 3) else None
+        edge_mask = None
+        if len(size) in (2, 3):
+            radius = call.loss_fn.radius if isinstance(call.loss_fn, EdgeAwareLoss) else 1
+            edge_mask = neighborhoods.find_edges(y, valid, radius_per_axis(radius, len(size)))
         return cls(y, valid, outside, wrong, edge_mask, max(2, logits.shape[1]), of_class)
 
     def as_given(self, values: Tensor) -> Tensor:
@@ -114,11 +118,27 @@ class Labels(NamedTuple):
         elif self.classes == 2 and not self.y[self.valid].any() and (self.y[~self.valid & ~self.outside] == 255).any():
             advice = "Pass target == 255 as the labels if 255 is the object, as in a mask of 0 and 255."
             yield Finding("warning", "target: only 0 and 255, which is ignored.", advice)
+        elif (finding := self._no_edges_by_void(call)) is not None:
+            yield finding
         elif isinstance(call.loss_fn, EdgeAwareLoss) and self.images_without_edge().any():
             without = self.as_given(self.images_without_edge()).nonzero()
             where = "images" if without.shape[1] == 1 else "[image, class]"
             listed = short(without.squeeze(1).tolist())
-            yield Finding("note", f"target: no edge in {where} {listed}; only their cross-entropy counts.")
+            yield Finding("note", f"target: no edge in {where} {listed}; the edge terms are 0 there.")
+
+    def _no_edges_by_void(self, call: LossCall) -> Finding | None:
+        """Report ignored pixels that leave no edge in a batch: all but one class, or what is between the classes."""
+        ignored, classes = ~self.valid & ~self.outside, torch.unique(self.y[self.valid])
+        if not ignored.any() or self.multilabel_classes is not None or not self.images_without_edge().all():
+            return None
+        share = f"{float(ignored.float().mean()):.1%} of the pixels ignored"
+        if len(classes) == 1:
+            message = f"target: {share}, and all others of class {int(classes)}, so there are no edges."
+            return Finding("warning", message, "Check that ignore_index is no label of an object.")
+        if not isinstance(call.loss_fn, EdgeAwareLoss):
+            return None
+        message = f"target: {share}, between all classes, so there are no edges, and the edge terms are 0."
+        return Finding("warning", message, "Label these pixels, or pass a radius wider than they are.")
 
 
 # --------------------------------------------------------------------------------------------------- non-finite values
@@ -198,29 +218,45 @@ def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
 def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcome]:
     """Evaluate each term with a weight > 0 separately, before its weight, in plain PyTorch.
 
-    They are computed from the maps of the terms, since a sum of all terms, with the weights of the others set to 0,
-    would leave 0 · nan.
+    The loss is what ``return_terms`` returns, and the gradient the part of the term in that of the whole loss, whose
+    class weights u and focus φ it has: other weights would change t and with it φ. A map is summed.
     """
     leaf = call.logits.clone().requires_grad_()
-    options = replace(Options.from_attributes(criterion), sync_normalizer=False)
+    reduced = "sum" if criterion.reduction == "none" else criterion.reduction
+    options = replace(Options.from_attributes(criterion), sync_normalizer=False, reduction=reduced)
     tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
-    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
+    given = inputs.Given(criterion.weight, criterion.edge_class_weight, **tensors)
     checked = inputs.check_inputs(leaf, call.target.clone(), options, given)
-    sums, maps, *_ = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=True)
-    terms, v = cast("reduction.LossMaps", maps), checked.pixel_weight
-    vu = reduction.edge_pixel_weight(checked, checked.labels()[0], terms.edge_mask)
-    denominators = reduction.shared_denominators(reduction.scalars(sums), sums, checked, options)
-    per_w, per_e = (reduction.ratio(1.0, denominator) for denominator in denominators)
-    losses = {
-        "cross_entropy": reference.weighted_total(terms.cross_entropy, v) * per_w,
-        "same_side": reference.weighted_total(terms.same_side, vu) * per_e,
-        "other_side": reference.weighted_total(terms.other_side, vu) * per_e,
-    }
+    # As maps, each side is by itself: from the sums of both, a term without a part in the other leaves 0 · nan there.
+    # Of power 0 they are sums of the same values, and listing all pairs of pixels would take much memory.
+    has_maps = abs(options.power) > NO_POWER
+    evaluation = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=has_maps)
     if options.region_weight:
-        losses["region"] = torch.dot(*region.evaluate(checked)[1]) * per_w
-    losses = {name: losses[name] for name, weight in options.term_weights().items() if weight}
-    gradients = (torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses.values())
-    return {name: Outcome(losses[name].detach(), gradient) for name, gradient in zip(losses, gradients, strict=True)}
+        evaluation = evaluation._replace(regions=region.evaluate(checked)[1])
+    normalizer = reduction.shared_normalizer(evaluation, checked, options)
+    combined = reduction.combine(evaluation, checked, options, normalizer)
+    outcomes = {}
+    for name, weight in options.term_weights().items():
+        if weight:
+            part = _part_of_gradient(name, evaluation, checked, combined.loss)
+            (gradient,) = torch.autograd.grad(part, leaf, retain_graph=True)
+            outcomes[name] = Outcome(combined.values[Value[name.upper()]], gradient / weight)
+    return outcomes
+
+
+def _part_of_gradient(name: str, evaluation: Evaluation, checked: inputs.Inputs, loss: Tensor) -> Tensor:
+    """Return a function of the logits, 0-d, whose gradient is the part of a term in that of the loss."""
+    of_term, row = evaluation.sums, slice(1)  # of the cross-entropy
+    if name == "region" and evaluation.regions is not None:
+        of_term, row = evaluation.regions.value, slice(None)
+    elif name != "cross_entropy":
+        of_term, row = evaluation.edge_sums, slice(EdgeRow[name.upper()], EdgeRow[name.upper()] + 1)
+    (slopes,) = torch.autograd.grad(loss, of_term, retain_graph=True)
+    if evaluation.maps is None or of_term is not evaluation.edge_sums:
+        return reduction.weigh(of_term[row], slopes[row]).sum()
+    y, _ = checked.labels()
+    slope = reduction.at_pixels(slopes[row][0], checked.tables, y, evaluation.maps.edge_mask)
+    return reference.weighted_total(getattr(evaluation.maps, name), reduction.weigh(slope, checked.pixel_weight))
 
 
 def blame_term(terms: dict[str, Outcome], logits: Tensor) -> Finding:

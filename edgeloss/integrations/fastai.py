@@ -10,8 +10,7 @@ import edgeloss
 class EdgeAwareLoss(edgeloss.EdgeAwareLoss):
     """EdgeAwareLoss for a ``Learner``, whose predictions are then probabilities and labels.
 
-    The options are those of :class:`edgeloss.EdgeAwareLoss`. ``learn.export`` stores what the loss has counted,
-    ``learn.save`` does not: store ``learn.loss_func.state_dict()`` next to it.
+    The options are those of :class:`edgeloss.EdgeAwareLoss`.
 
     Source: fastai 2.8, ``Learner.get_preds`` and ``fastai.losses.BaseLoss``.
 

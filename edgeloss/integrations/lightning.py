@@ -8,6 +8,7 @@ import io
 import json
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from PIL import Image
@@ -23,20 +25,26 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss
-from edgeloss.integrations.run_page import Row, write_run_page
+from edgeloss.inputs import labels, plain
+from edgeloss.integrations.run_page import Row, best_epoch, write_run_page
 from edgeloss.io import atomic_write
 from edgeloss.options import Options
 from edgeloss.viz import compute_arrays, panel
 from edgeloss.viz.coloring import read_look
 
+_NO_LABEL = -(2**62)
+
 
 class LogEdgeLoss(Callback):  # type: ignore[misc]
     """Log the terms of every EdgeAwareLoss of a LightningModule, and panels of its first images.
 
-    The module itself needs no change. Values are those of the first batch of a step, in training, with the name of the
-    attribute in front: ``criterion/other_side``, ``criterion/edge_weight`` and so on. All loggers get the values.
+    The module itself needs no change. Values are those of the first call of a step, with the name of the attribute in
+    front: ``criterion/other_side``, ``criterion/edge_focus`` and so on. All loggers get the values.
     TensorBoard gets the panels, and so do loggers with a method ``log_image`` as of Weights & Biases. A multilabel loss
     has a panel per class; volumes have none.
+
+    Warns after the first epoch if its labels were one class and ignored pixels: ``ignore_index`` may be the label of
+    the objects, as of masks of 0 and 255.
 
     Args:
         every_n_steps: distance between logged steps; ``log_every_n_steps`` of the Trainer if None.
@@ -53,20 +61,28 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
         self.panel_every_n_steps = panel_every_n_steps
         self.images = images
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._is_due = False
+        self._seen: dict[str, Tensor] = {}  # by loss: -1 · the lowest label, the highest, and whether some are ignored
+        self._due: set[str] = set()  # losses to log in their next call
+        self._is_first_epoch = self._is_training = False
         self._last_step = -1
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Observe the calls of the losses."""
         for name, criterion in pl_module.named_modules():
             if isinstance(criterion, EdgeAwareLoss):
+                self._seen[name] = torch.tensor([_NO_LABEL, _NO_LABEL, 0])
 
-                def observe(called: EdgeAwareLoss, args: Any, kwargs: Any, name: str = name) -> None:  # noqa: ANN401
-                    if self._is_due and called.training:
-                        inputs = inspect.signature(called.forward).bind(*args, **kwargs).arguments
+                def observe(called: EdgeAwareLoss, args: Any, kwargs: Any, _: Any, name: str = name) -> None:  # noqa: ANN401
+                    inputs = inspect.signature(called.forward).bind(*args, **kwargs).arguments
+                    if self._is_first_epoch and self._is_training:
+                        labels = _seen_labels(called, inputs)
+                        self._seen[name] = torch.maximum(self._seen[name].to(labels.device), labels)
+                    if name in self._due:
+                        self._due.remove(name)
                         self._log(trainer, name, called, inputs)
 
-                self._hooks.append(criterion.register_forward_pre_hook(observe, with_kwargs=True))
+                self._hooks.append(criterion.register_forward_hook(observe, with_kwargs=True))
+        self._is_first_epoch = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop observing."""
@@ -77,20 +93,37 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
         """Decide whether to log; of accumulated batches, the first one."""
         step = trainer.global_step
         every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
-        self._is_due = step != self._last_step and every > 0 and step % every == 0
-        self._last_step = step
+        is_due = step != self._last_step and every > 0 and step % every == 0
+        self._due = set(self._seen) if is_due else set()
+        self._last_step, self._is_training = step, True
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Log no calls between batches."""
-        self._is_due = False
+        """Observe no calls between batches."""
+        self._due, self._is_training = set(), False
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn if the first epoch had one class and ignored pixels; a collective."""
+        if not self._is_first_epoch:
+            return
+        self._is_first_epoch = False
+        for name, seen in self._seen.items():
+            negative, highest, ignored = trainer.strategy.reduce(seen.to(pl_module.device), reduce_op="max").tolist()
+            if ignored and -negative >= highest and trainer.is_global_zero:
+                got = f"only {highest}" if highest >= 0 else "none"
+                warnings.warn(
+                    f"{name}: expected labels of several classes in the first epoch, but got {got}, and ignored"
+                    f" pixels; check that ignore_index={pl_module.get_submodule(name).ignore_index} is no label of an"
+                    " object",
+                    stacklevel=2,
+                )
 
     def _log(self, trainer: Trainer, name: str, criterion: EdgeAwareLoss, inputs: dict[str, Any]) -> None:
         logits, target, step = inputs["logits"].detach(), inputs["target"], trainer.global_step
         options = {key: inputs[key] for key in ("pixel_weight", "distance") if key in inputs}
-        with torch.no_grad():  # such calls count nothing, and forward calls no hooks
+        with torch.no_grad():  # no rank waits for others; and forward calls no hooks
             result = criterion.forward(logits, target, **options, return_terms=True)
         loss, terms = cast("tuple[Tensor, dict[str, Tensor]]", result)
-        values = {**terms, "loss": loss.mean(), "edge_weight": criterion.current_edge_weight}
+        values = {**terms, "loss": loss.mean()}
         for logger in trainer.loggers:
             logger.log_metrics({f"{name}/{term}": float(value) for term, value in values.items()}, step=step)
         is_drawn = self.panel_every_n_steps and step % self.panel_every_n_steps == 0 and logits.dim() == 4
@@ -101,7 +134,18 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
             _log_panel(trainer, f"{name}/panel", panel(x, y, criterion=criterion))
             return
         for c in range(x.shape[1]):
-            _log_panel(trainer, f"{name}/panel/{c}", panel(x[:, c : c + 1], y[:, c], criterion=criterion.of_class(c)))
+            figure = panel(x[:, c : c + 1], y[:, c], criterion=criterion.of_class(c, target))
+            _log_panel(trainer, f"{name}/panel/{c}", figure)
+
+
+def _seen_labels(criterion: EdgeAwareLoss, arguments: dict[str, Any]) -> Tensor:
+    """Return -1 · the lowest label of a call, the highest, and whether some are ignored, without waiting for them."""
+    target = plain(arguments["target"])
+    y, valid = labels(target, 1 if criterion.multilabel else arguments["logits"].shape[1], criterion.ignore_index)
+    if not y.numel():
+        return torch.tensor([_NO_LABEL, _NO_LABEL, 0], device=y.device)
+    both = torch.where(valid, torch.stack([-y, y]), _NO_LABEL).flatten(1).amax(1)
+    return torch.cat([both, (~valid).any()[None].long()])
 
 
 def _log_panel(trainer: Trainer, name: str, figure: Figure) -> None:
@@ -117,6 +161,9 @@ def _log_panel(trainer: Trainer, name: str, figure: Figure) -> None:
 
 class WriteRunPage(Callback):  # type: ignore[misc]
     """Write the figures of a run after each epoch, and a page about it at the end.
+
+    The best epoch of the page is that of the first ``ModelCheckpoint`` with a ``monitor``, else that of the highest
+    ``val/miou``.
 
     ``metrics.csv`` and ``metrics.json`` in ``default_root_dir`` have a row per epoch, with everything that the module
     logs by epoch. After the last one ``report.html`` shows their curves, the scores per class, and the loss maps of the
@@ -187,8 +234,8 @@ class WriteRunPage(Callback):  # type: ignore[misc]
             folder, names = Path(trainer.default_root_dir), self.class_names(trainer, pl_module)
             criterion = _criterion(pl_module).cpu()
             drawn = []
-            for _, name, image, logits, labels in worst:
-                arrays = compute_arrays(logits, labels, criterion)
+            for _, name, image, logits, target in worst:
+                arrays = compute_arrays(logits, target, criterion)
                 drawn.append((name, arrays, read_look(arrays, image, names, None, None)))
             config = folder / "config.yaml"
             write_run_page(
@@ -197,8 +244,18 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 names or (),
                 drawn,
                 config=config.read_text("utf-8") if config.exists() else "",
-                weights=Options.from_attributes(criterion).term_weights(),
+                weights=Options.from_attributes(criterion).term_weights() | {"edge_focused": criterion.edge_weight},
+                best=self.best(trainer),
             )
+
+    def best(self, trainer: Trainer) -> tuple[str, Row]:
+        """Return the figures of the epoch of the best checkpoint, and the metric by which it is the best."""
+        saving = (one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint) and one.monitor)
+        if (checkpoint := next(saving, None)) is None:
+            return best_epoch(self.history)
+        name, score = checkpoint.monitor, checkpoint.best_model_score
+        saved = [row for row in self.history if score is not None and row.get(name) == float(score)]
+        return (name, saved[0]) if saved else best_epoch(self.history, name, checkpoint.mode)
 
     def _write(self, folder: Path, names: Sequence[str]) -> None:
         text = io.StringIO(newline="")
@@ -246,9 +303,9 @@ def _worst_of(found: list[Any], count: int) -> list[Any]:
     return sorted(found, key=lambda item: (-item[0] if math.isfinite(item[0]) else -math.inf, item[1]))[:count]
 
 
-def _edge_loss(logits: Tensor, labels: Tensor, criterion: EdgeAwareLoss) -> float | None:
+def _edge_loss(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss) -> float | None:
     """Return the mean edge loss of one image, None if it has no edge."""
-    options = {**criterion.options(training=False), "sync_normalizer": False, "upsample": True}
-    result = edge_aware_loss(logits, labels, **options, return_terms=True)
+    options = {**criterion.options(), "reduction": "mean", "upsample": True}
+    result = edge_aware_loss(logits, target, **options, return_terms=True)
     _, terms = cast("tuple[Tensor, dict[str, Tensor]]", result)
     return float(terms["edge"]) if terms["edge_fraction"] else None

@@ -15,7 +15,7 @@ import edgeloss
 class EdgeAwareLoss(edgeloss.EdgeAwareLoss):
     """EdgeAwareLoss as a ``loss_decode`` of mmsegmentation.
 
-    Each head has a loss of its own. ``ignore_index`` is that of the head.
+    ``ignore_index`` is that of the head.
 
     Args:
         loss_weight: factor of the loss.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from edgeloss.adapters import Adapted
 class nnUNetTrainerEdgeAware(nnUNetTrainer):  # type: ignore[misc]  # noqa: N801
     """Train a network of nnU-Net with its Dice loss and EdgeAwareLoss in place of cross-entropy.
 
-    With deep supervision each resolution has a loss of its own, with nnU-Net's weights. Checkpoints have a second file,
-    ``NAME.edgeloss``, with the state of the loss.
+    With deep supervision each resolution has its loss, with nnU-Net's weights.
 
     nnU-Net finds trainers by their names in the folders of ``nnUNet_extTrainer``. For other options derive a class with
     another name and override :meth:`edge_aware_loss`.
@@ -42,18 +40,6 @@ class nnUNetTrainerEdgeAware(nnUNetTrainer):  # type: ignore[misc]  # noqa: N801
         options: dict[str, Any] = {"ignore_index": labels.ignore_label, "multilabel": labels.has_regions}
         edges = Adapted(self.edge_aware_loss(**options), weights=loss.weight_factors if is_deep else None)
         return _DiceAndEdges(loss, edges.to(self.device), labels.ignore_label if labels.has_regions else None)
-
-    def save_checkpoint(self, filename: str) -> None:
-        """Store the state of the network and that of the loss."""
-        super().save_checkpoint(filename)
-        if self.local_rank == 0 and not self.disable_checkpointing:
-            torch.save(self.loss.edges.state_dict(), f"{filename}.edgeloss")
-
-    def load_checkpoint(self, filename_or_checkpoint: dict[str, Any] | str) -> None:
-        """Read the state of the network, and of the loss if it was stored."""
-        super().load_checkpoint(filename_or_checkpoint)
-        if isinstance(filename_or_checkpoint, str) and (file := Path(f"{filename_or_checkpoint}.edgeloss")).exists():
-            self.loss.edges.load_state_dict(torch.load(file, map_location=self.device, weights_only=True))
 
 
 class _DiceAndEdges(nn.Module):

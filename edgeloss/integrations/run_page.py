@@ -21,19 +21,23 @@ from edgeloss.viz.scores import shown_figures, small_jpeg
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
-_TERMS = ("cross_entropy", "same_side", "other_side", "region")
+_TERMS = ("cross_entropy", "edge_focused", "region")  # that add up to the loss
 
 # Titles of the pictures, and the figures that each shows if the run has them.
 _CURVES = (
     ("Loss", ("train/loss", "val/loss")),
     ("Terms in training, times their weights", tuple(f"train/{name}" for name in _TERMS)),
     ("Terms in validation, times their weights", tuple(f"val/{name}" for name in _TERMS)),
+    ("Edge terms in validation, before the focus", ("val/same_side", "val/other_side")),
     ("IoU in validation", ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")),
     ("Boundary F1 in validation", _F1),
     ("Accuracy in validation", ("val/accuracy", "val/edge_accuracy", "val/interior_accuracy")),
-    ("Share of each term in the gradient", tuple(f"train/gradient_share/{name}" for name in _TERMS)),
+    (
+        "Share of each term in the gradient",
+        tuple(f"train/gradient_share/{name}" for name in ("cross_entropy", "edge", "region")),
+    ),
     ("Learning rate", ("lr",)),
-    ("Weight of the edge terms", ("edge_weight",)),
+    ("Weight of the edge terms", ("edge_weight", "train/edge_focus", "val/edge_focus")),
 )
 _NAMES = {
     "train/loss": "training, mean of the steps",
@@ -57,6 +61,26 @@ def shown(name: str, value: float | None) -> str:
     return f"{value:.1%}" if is_share(name) else f"{value:.4f}"
 
 
+def best_epoch(history: Sequence[Row], monitor: str = "val/miou", mode: str = "max") -> tuple[str, Row]:
+    """Return the metric that is compared, and the figures of the epoch where it is best.
+
+    Args:
+        history: figures of each epoch, at least one.
+        monitor: name of the metric; ``"val/miou"`` takes its place if no epoch has it.
+        mode: ``"max"`` or ``"min"``.
+
+    Returns:
+        The name of the metric, and the first of the best epochs, as Lightning's ``ModelCheckpoint`` takes it.
+
+    Example:
+        >>> best_epoch([{"epoch": 1, "val/f1": 0.7}, {"epoch": 2, "val/f1": 0.6}], "val/f1")
+        ('val/f1', {'epoch': 1, 'val/f1': 0.7})
+    """
+    name = monitor if any(row.get(monitor) is not None for row in history) else "val/miou"
+    sign = -1 if mode == "min" else 1
+    return name, max(history, key=lambda row: -math.inf if row.get(name) is None else sign * row[name])
+
+
 def write_run_page(
     folder: Path,
     history: Sequence[Row],
@@ -65,6 +89,7 @@ def write_run_page(
     *,
     config: str = "",
     weights: Mapping[str, float] | None = None,
+    best: tuple[str, Row] | None = None,
 ) -> Path:
     """Write ``report.html``.
 
@@ -75,6 +100,8 @@ def write_run_page(
         worst: the names of the worst images, their losses, and how to draw them, in the order to show.
         config: configuration as text.
         weights: of the terms in the loss, by name; all 1 if None. Times them, the terms add up to the loss.
+        best: the metric by which an epoch is the best, and the figures of that epoch, those of the run's best
+            checkpoint; None for the highest ``val/miou``.
 
     Returns:
         The path of the page.
@@ -84,13 +111,13 @@ def write_run_page(
     """
     if not history:
         raise ValueError("history: expected at least one epoch, but got none")
-    best = max(history, key=lambda row: -1.0 if (miou := row.get("val/miou")) is None else miou)  # the first of equals
+    metric, chosen = best_epoch(history) if best is None else best
     curves, constant = _curves(history, weights or {})
     parts = [
-        _about(history, best),
+        _about(history, chosen, metric),
         {"kind": "curves", "curves": curves},
         {"kind": "note", "text": f"Constant, and not drawn: {'; '.join(constant)}." if constant else ""},
-        {"kind": "tables", "title": "Classes in validation", "tables": _classes(best, history[-1], classes)},
+        {"kind": "tables", "title": "Classes in validation", "tables": _classes(chosen, history[-1], classes)},
         *_images(worst),
         {"kind": "folded", "title": "Configuration", "text": config},
     ]
@@ -105,21 +132,21 @@ def write_run_page(
     return path
 
 
-def _about(history: Sequence[Row], best: Row) -> pages.Part:
-    """Return the headline figures."""
+def _about(history: Sequence[Row], best: Row, metric: str) -> pages.Part:
+    """Return the headline figures; scores are those of the best epoch unless they say otherwise."""
     seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
     skipped = round(sum(row.get("skipped") or 0.0 for row in history))
     values = {
         "epochs": str(history[-1]["epoch"]),
         "training time": str(seconds),
-        "best mean IoU": shown("miou", best.get("val/miou")),
-        "best epoch": str(best["epoch"]),
+        f"best epoch, by {_words(metric.rpartition('/')[2])}": str(best["epoch"]),
+        "its mean IoU": shown("miou", best.get("val/miou")),
         "last mean IoU": shown("miou", history[-1].get("val/miou")),
     }
     timed = [(row["seconds"], row["images_per_second"]) for row in history if row.get("images_per_second")]
     if timed:
         values["images per second"] = f"{sum(s * i for s, i in timed) / sum(s for s, _ in timed):.1f}"
-    f1 = {_words(key[4:]): shown(key, best[key]) for key in _F1 if best.get(key) is not None}
+    f1 = {f"its {_words(key[4:])}": shown(key, best[key]) for key in _F1 if best.get(key) is not None}
     return pages.tiles(values | f1 | ({"skipped steps, not finite": str(skipped)} if skipped else {}))
 
 

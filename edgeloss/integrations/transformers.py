@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import inspect
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import Trainer
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.functional import normalizers
 
-STATE = "criterion.pt"  # in the folder of a checkpoint
+_OF_LABELS = inspect.signature(normalizers).parameters  # the options that they depend on
 
 
 class EdgeAwareTrainer(Trainer):  # type: ignore[misc]
@@ -20,10 +19,10 @@ class EdgeAwareTrainer(Trainer):  # type: ignore[misc]
 
     The gradient of a step is that of the whole step: with ``gradient_accumulation_steps``, the denominators are those
     of all its batches, which the Trainer reads before it begins. On several processes pass
-    ``EdgeAwareLoss(sync_normalizer=True)``. Checkpoints hold the state of the loss.
+    ``EdgeAwareLoss(sync_normalizer=True)``.
 
     Args:
-        *args: those of ``transformers.Trainer``.
+        *args: those of ``transformers.Trainer``. The model has ``config.num_labels`` classes.
         criterion: the loss. Models such as SegFormer return logits of a quarter of the size: ``upsample=True``.
         **kwargs: those of ``transformers.Trainer``. The data set gives the labels [*S] as ``labels``.
 
@@ -37,21 +36,17 @@ class EdgeAwareTrainer(Trainer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.criterion = criterion.to(self.args.device)
         self._normalizer: tuple[Tensor, Tensor] | None = None
-        self.add_callback(_StoreCriterion(self.criterion))
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Train, from a checkpoint with the state of the loss in it."""
-        folder = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        if folder:
-            self.criterion.load_state_dict(torch.load(Path(folder, STATE), weights_only=True))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def get_batch_samples(self, *args: Any) -> Any:  # noqa: ANN401
-        """Read the batches of a step, and begin the step with their labels."""
+        """Read the batches of a step, and compute the denominators of their labels."""
         batches, count = super().get_batch_samples(*args)
-        labels = [batch["labels"].to(self.args.device) for batch in batches]
-        self.criterion.train()  # an evaluation has called eval()
-        self._normalizer = self.criterion.step_normalizer(labels) if labels else None
+        options = {name: value for name, value in self.criterion.options().items() if name in _OF_LABELS}
+        classes = self.model.config.num_labels
+        parts = [normalizers(batch["labels"].to(self.args.device), classes, **options) for batch in batches]
+        self._normalizer = None
+        if parts:
+            w, n = zip(*parts, strict=True)
+            self._normalizer = sum(w), sum(n)
         return batches, count
 
     def compute_loss(
@@ -62,17 +57,7 @@ class EdgeAwareTrainer(Trainer):  # type: ignore[misc]
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401
         """Return the loss of a batch, and the output if asked for."""
-        self.criterion.train(model.training)
         output = model(**{name: values for name, values in inputs.items() if name != "labels"})
         normalizer = self._normalizer if model.training else None
         loss = self.criterion(output.logits, inputs["labels"], normalizer=normalizer)
         return (loss, output) if return_outputs else loss
-
-
-class _StoreCriterion(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, criterion: nn.Module) -> None:
-        self._criterion = criterion
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        if state.is_world_process_zero:
-            torch.save(self._criterion.state_dict(), Path(args.output_dir, f"checkpoint-{state.global_step}", STATE))

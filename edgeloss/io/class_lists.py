@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from edgeloss.io.files import VOID_INDEX, InputError, reading
 
 Rgb = tuple[int, int, int]
+_MOST_BYTES = 1 << 20  # of a list of classes
 
 
 class Classes(NamedTuple):
@@ -24,9 +27,10 @@ class Classes(NamedTuple):
 
 
 def read_classes(path: str | Path) -> Classes:
-    r"""Read class names from a text file with one "<index> <name>" per line.
+    r"""Read class names from a text file with one "<index> <name>" per line, or one name per line.
 
-    Blank lines are skipped. A line with index 255 or the name "void" is the ignore index instead of a class.
+    Without any index, a line's index is its number among the names, from 0. Blank lines, and those that begin with "#",
+    are skipped. A line with index 255 or the name "void" is the ignore index instead of a class.
 
     Args:
         path: the file, in UTF-8.
@@ -49,10 +53,13 @@ def read_classes(path: str | Path) -> Classes:
     names: dict[int, str] = {}
     line_numbers: dict[int, int] = {}
     ignore_index: int | None = None
-    for number, index, name in _indexed_lines(path, "<index> <name>"):
+    lines = _read_lines(path)
+    has_indices = any(re.fullmatch(r"[-+]?\d+[:.]?", fields[0]) for _, _, fields in lines)
+    plain = ((number, index, line.strip()) for index, (number, line, _) in enumerate(lines))
+    for number, index, name in _indexed(lines, path, "<index> <name>") if has_indices else plain:
         where = f"{path}, line {number}"
         line_numbers[index] = number
-        if index == VOID_INDEX or name.lower() == "void":
+        if (has_indices and index == VOID_INDEX) or name.lower() == "void":
             if ignore_index is not None:
                 raise InputError(f"{where}: second void line, the first is line {line_numbers[ignore_index]}")
             ignore_index = index
@@ -99,11 +106,11 @@ def read_palette(palette: str | Path) -> dict[int, Rgb]:
     """
     if palette in PALETTES:
         return dict(PALETTES[str(palette)])
-    if not Path(palette).exists():
+    if not os.path.lexists(palette):
         raise InputError(f"{palette}: expected a file, or one of {', '.join(PALETTES)}, but got neither")
     colors: dict[int, Rgb] = {}
     form = "<index> <r> <g> <b> or <index> #rrggbb"
-    for number, index, rest in _indexed_lines(palette, form, commas=True):
+    for number, index, rest in _indexed(_read_lines(palette, commas=True), palette, form):
         words = rest.split()
         try:
             if words[0].startswith("#"):
@@ -141,22 +148,35 @@ def color_labels(palette: str | Path) -> dict[Rgb, int]:
     return (dict.fromkeys(_CITYSCAPES_VOID, VOID_INDEX) if palette == "cityscapes" else {}) | labels
 
 
-def _indexed_lines(path: str | Path, form: str, *, commas: bool = False) -> Iterator[tuple[int, int, str]]:
+_Line = tuple[int, str, list[str]]  # number, text, and the first word and the rest
+
+
+def _indexed(lines: Sequence[_Line], path: str | Path, form: str) -> Iterator[tuple[int, int, str]]:
     """Yield number, index and rest of each line of a text file; ``form`` describes the lines in messages."""
-    with reading(Path(path), "expected a text file in UTF-8, but got other bytes ({})"):
-        text = Path(path).read_text(encoding="utf-8-sig")
     line_numbers: dict[int, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = (line.replace(",", " ") if commas else line).split(maxsplit=1)
-        if not fields:
-            continue
-        if len(fields) < 2 or not (fields[0].isascii() and fields[0].isdigit()):
-            raise InputError(f'{path}, line {number}: expected "{form}", but got {line!r}')
-        index = int(fields[0])
+    for number, line, fields in lines:
+        word = fields[0].removesuffix(":")
+        if len(fields) < 2 or not (word.isascii() and word.isdigit() and len(word) < 10):
+            raise InputError(f'{path}, line {number}: expected "{form}", but got {line[:80]!r}')
+        index = int(word)
         if index in line_numbers:
             raise InputError(f"{path}, line {number}: index {index} occurs twice, first in line {line_numbers[index]}")
         line_numbers[index] = number
         yield number, index, fields[1].strip()
+
+
+def _read_lines(path: str | Path, *, commas: bool = False) -> list[_Line]:
+    """Return the lines that hold something; commas count as spaces."""
+    with reading(Path(path), "expected a text file in UTF-8, but got other bytes ({})"):
+        if (size := Path(path).stat().st_size) > _MOST_BYTES:
+            raise InputError(f"{path}: expected at most {_MOST_BYTES} bytes of text, but got {size}")
+        text = Path(path).read_text(encoding="utf-8-sig")
+    lines = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = (line.replace(",", " ") if commas else line).split(maxsplit=1)
+        if fields and not line.lstrip().startswith("#"):
+            lines.append((number, line, fields))
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------- well-known data sets

@@ -1,12 +1,15 @@
-"""Check, find, open and write files."""
+"""Check, open and write files."""
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
+import shutil
 import stat
+import time
 import warnings
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -19,6 +22,10 @@ VOID_INDEX = 255
 
 class InputError(ValueError):
     """A file or option cannot be used; the message is one line that names it."""
+
+
+class OutputError(InputError):
+    """A file cannot be written, and so maybe no other: the disk is full, or the folder may not be written to."""
 
 
 def check_file(path: str | Path) -> None:
@@ -37,40 +44,6 @@ def check_file(path: str | Path) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
         raise InputError(f"{path}: expected a regular file, but got {kind}")
-
-
-def files_by_stem(folder: str | Path, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Return the files of a folder by their name without suffix, sorted.
-
-    Args:
-        folder: the folder. Hidden files and files with other suffixes are skipped.
-        suffixes: the suffixes to accept, in lower case, such as ``IMAGE_SUFFIXES``.
-
-    Raises:
-        InputError: if the folder can't be read, two files have the same name, or there are none.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("b.png", "a.PNG", "notes.txt"):
-        ...         (Path(folder) / name).touch()
-        ...     list(files_by_stem(Path(folder), IMAGE_SUFFIXES))
-        ['a', 'b']
-    """
-    files: dict[str, Path] = {}
-    try:
-        paths = sorted(Path(folder).iterdir())
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from error
-    for path in paths:
-        if path.name.startswith(".") or path.suffix.lower() not in suffixes:
-            continue
-        if path.stem in files:
-            raise InputError(f"{path}: expected one file per name, but got {files[path.stem]} too; rename one of them")
-        files[path.stem] = path
-    if not files:
-        raise InputError(f"{folder}: expected {', '.join(suffixes)} files, but got none")
-    return files
 
 
 @contextmanager
@@ -97,6 +70,9 @@ def reading(path: Path, failed: str) -> Iterator[None]:
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces ``path`` only once it is complete and on disk.
 
+    Of a link, the file that it points to is replaced. Pipes, terminals and other character devices are written through,
+    and so is the file of standard output, such as ``/dev/stdout``. A file that is replaced keeps its permissions.
+
     Args:
         path: the file to write or replace.
 
@@ -116,19 +92,64 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         b'done'
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: expected a file to write to, but got something else, such as a folder")
-    # In the same folder, since a rename is atomic within one file system only; with a short name, however long that of
-    # the file; and always the same name, so that the next write replaces what a killed process left behind.
-    temporary = path.with_name(f".edgeloss-{zlib.crc32(path.name.encode(errors='surrogateescape')):08x}")
     try:
-        with temporary.open("wb") as file:
+        if (through := _open_through(path)) is not None:
+            with through as file:
+                yield file
+            return
+        # A rename is atomic within one file system only; and it would replace a link, not what the link points to.
+        target = Path(os.path.realpath(path))
+        _remove_leftovers(target.parent)
+        temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    try:
+        with temporary.open("xb") as file:  # a new file, with the permissions of new files
+            if target.exists():
+                shutil.copymode(target, temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
-        raise InputError(f"{path}: can't be written ({error.strerror or error})") from error
+        raise _unwritable(path, error) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+_TEMPORARY = ".edgeloss-"  # the names of files that are being written begin so
+_OLD = 24 * 3600.0  # seconds
+
+
+def _unwritable(path: Path, error: Exception) -> InputError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return error if isinstance(error, InputError) else OutputError(f"{path}: can't be written ({reason or error})")
+
+
+def _open_through(path: Path) -> IO[bytes] | None:
+    """Open what must not be replaced: a pipe, a character device, and the file of standard output."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(about.st_mode) or stat.S_ISSOCK(about.st_mode) or stat.S_ISBLK(about.st_mode):
+        raise InputError(f"{path}: expected a file to write to, but got something else, such as a folder")
+    with suppress(OSError):  # a closed standard output
+        if os.path.samestat(about, os.fstat(1)):
+            return os.fdopen(os.dup(1), "wb")
+    if stat.S_ISREG(about.st_mode):
+        return None
+    # Opening a pipe that nobody reads would wait forever.
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
+
+
+@functools.lru_cache
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left in a folder, once per process."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _OLD:
+                path.unlink()

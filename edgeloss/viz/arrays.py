@@ -67,9 +67,11 @@ class Arrays:
         target: [B, H, W] int32, the labels; -1 at ignored pixels.
         prediction: [B, H, W] int32, the class of the largest logit; -1 where a logit is nan.
         terms: ``loss`` and the terms that the criterion returns, by name; ``region`` only if it has a weight.
-        maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``. The term
-            ``region`` has no map. Those of a report without a decay have ``pixel_distance``, to the nearest other
-            label, inf beyond ``_FAR``.
+        maps: the loss maps [B, H, W], by name, before class weights and focus; ``distance`` only if the criterion has a
+            ``decay``. The term ``region`` has no map. Those of a report without a decay have ``pixel_distance``, to the
+            nearest other label, inf beyond ``_FAR``.
+        edge_shares: [B, C] float64, the share of the edge terms of an image in the loss that is of the edge pixels of a
+            class, u n Φ(t); nan for images without an edge.
         gradient: [B, h, w] float64, the gradient of the loss with respect to the logits, as its L2 norm over the
             classes, in the resolution of the logits.
         region: [B, h, w] float64, the same of the region term alone, with its weight; None if it has no weight.
@@ -81,6 +83,7 @@ class Arrays:
     prediction: npt.NDArray[np.int32]
     terms: dict[str, float]
     maps: dict[str, npt.NDArray[Any]]
+    edge_shares: npt.NDArray[np.float64]
     gradient: npt.NDArray[np.float64]
     region: npt.NDArray[np.float64] | None
     details: Details | None = None
@@ -209,6 +212,7 @@ def examine_images(
         said: is called with what is being computed.
     """
     logits, target = batched(logits, target)
+    check_labels(read_scene(logits, target, criterion))  # of all images, so that an error names the one
     count, pairs = _NEIGHBORS * details, _MAX_PAIRS // len(target)
     return [
         examine(read_scene(x[None], y[None], criterion), said, neighbors=count, most_pairs=pairs)
@@ -226,7 +230,7 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
         most_pairs: how many to return of all together; but at least one of each edge pixel.
     """
     labels = scene.labels()
-    terms, gradient, region = _gradients(scene, said)
+    terms, edge_shares, gradient, region = _evaluate(scene, said)
     scene.cells  # noqa: B018, which several threads would compute at once
     whole: dict[str, npt.NDArray[Any]] = {}
 
@@ -261,6 +265,7 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
         prediction=whole.pop("prediction"),
         terms=terms,
         maps=whole,
+        edge_shares=edge_shares,
         gradient=gradient,
         region=region,
         details=details,
@@ -278,9 +283,8 @@ def _examine_band(scene: Scene, band: tuple[slice, slice], neighbors: int) -> di
     mask = torch.zeros_like(valid)
     mask[:, own] = neighborhoods.find_edges(y, valid, radius)[:, own]
     distance, log_w = neighborhoods.neighbor_weights(checked, y, valid, mask, options.decay, everywhere=True)
-    pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
-    sides, near = find_neighbors(pairs, power, neighbors, y.shape[-1])
+    sides, near = find_neighbors(x, y, valid, mask, log_w, radius, power, neighbors)
     x, y, valid, mask = x[:, :, own], y[:, own], valid[:, own], mask[:, own]
     _, cross_entropy = reference.cross_entropy_map(x, y, valid, checked.weight, options.label_smoothing)
     same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
@@ -300,16 +304,16 @@ def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
     first, *others = parts
     if not others:
         return first
-    names = ["target", "prediction", "gradient", *(["region"] if first.region is not None else [])]
+    names = ["target", "prediction", "edge_shares", "gradient", *(["region"] if first.region is not None else [])]
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     maps = {name: np.concatenate([part.maps[name] for part in parts]) for name in first.maps}
     return dataclasses.replace(first, maps=maps, details=None, **joined)
 
 
-def _gradients(
+def _evaluate(
     scene: Scene, said: Said
-) -> tuple[dict[str, float], npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
-    """Return the loss with its terms, and the size of its gradient and of that of its region term."""
+) -> tuple[dict[str, float], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
+    """Return the terms of the loss, the shares of its edge terms, and the size of its gradient and of the regions'."""
     options = scene.options
     with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
         leaf, target = scene.inputs.logits.detach().clone(), scene.inputs.target.clone()
@@ -320,18 +324,24 @@ def _gradients(
         )
         loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result)
         terms = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
-        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        shares = _edge_shares(reduction.combine(evaluation, scene.inputs, options, None), evaluation)
+        (gradient,) = torch.autograd.grad(loss, leaf)
         size = gradient_norm(gradient).cpu().numpy()
         if not options.region_weight:
             del terms["region"]
-            return terms, size, None
-        said("gradient of the region term")  # of the same forward pass
+            return terms, shares, size, None
+        del gradient, loss, result, evaluation
+        said("gradient of the region term")
         alone = dataclasses.replace(options, ce_weight=0.0, edge_weight=0.0)
-        checked = scene.inputs._replace(logits=leaf, target=target)
-        region = cast(Tensor, reduction.reduce(evaluation, checked, alone, None, maps=False, terms=False))
-        del gradient
-        (gradient,) = torch.autograd.grad(region, leaf)
-        return terms, size, gradient_norm(gradient).cpu().numpy()
+        region, _ = loss_and_evaluation(leaf, target, alone, scene.given, return_maps=False, return_terms=False)
+        (gradient,) = torch.autograd.grad(cast("Tensor", region), leaf)
+        return terms, shares, size, gradient_norm(gradient).cpu().numpy()
+
+
+def _edge_shares(combined: reduction.Combined, evaluation: reduction.Evaluation) -> npt.NDArray[np.float64]:
+    weight = reduction.weigh(evaluation.edge_sums[reduction.EdgeRow.WEIGHT], combined.u)
+    by_class = reduction.weigh(combined.focused, weight).detach().double()
+    return (by_class / by_class.sum(1, keepdim=True)).cpu().numpy()
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:
@@ -373,18 +383,22 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
             "criterion: expected a loss of classes that exclude each other, but got multilabel=True; for class c pass"
             " logits[:, c : c + 1], target[:, c] and criterion.of_class(c)"
         )
-    # As in the mode of the criterion, but the edge pixels of a picture are not counted.
     options = dataclasses.replace(
         Options.from_attributes(criterion),
-        edge_weight=criterion.options()["edge_weight"],
         reduction="sum" if criterion.reduction == "none" else criterion.reduction,
         sync_normalizer=False,  # one rank draws: the others would not join a collective
         validate="sync" if criterion.validate == "async" else criterion.validate,  # no later call reports a bad label
     )
     logits, target = batched(logits, target)
-    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, is_counted=True)
+    given = inputs.Given(criterion.weight, criterion.edge_class_weight)
     checked = inputs.check_inputs(logits, target, options, given)
     return Scene(options, given, checked, *checked.labels())
+
+
+def check_labels(scene: Scene) -> None:
+    """Raise the error of the loss for labels out of range."""
+    if scene.options.validate != "never":
+        inputs.check_labels_of(scene.inputs, scene.options)
 
 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from edgeloss import reference
+from edgeloss.neighborhoods import Grid
+
+_PAIRS = 2**18  # that are looked at together
 
 
 def find_neighbors(
-    pairs: reference.Pairs, power: float, count: int, width: int
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    radius: Sequence[int],
+    power: float,
+    count: int,
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     """Return the two edge terms of edge pixels, and the neighbors that contribute most to them.
 
-    Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
+    Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term. Memory is
+    that of some edge pixels with all their neighbors.
 
     Args:
-        pairs: of the edge pixels and their neighbors.
+        x: logits [B, C, H, W].
+        y: labels [B, H, W].
+        valid: [B, H, W] bool.
+        mask: [B, H, W] bool, the M edge pixels.
+        log_w: [B, H, W], logarithms of the weights of neighbors; None for equal ones.
+        radius: of the neighborhood, not beyond the image.
         power: of the means.
         count: T, the number of neighbors per edge pixel; none are returned for 0.
-        width: of the image.
 
     Returns:
         The terms on the same side and the other side, [M] each, and ``step``, ``nll`` and ``share`` of the neighbors,
         which :class:`edgeloss.viz.arrays.Details` describes.
     """
+    grid, center = Grid(valid, radius), mask.flatten().nonzero().squeeze(1)
+    found = [
+        _neighbors_of(reference.pairs_of(x, y, grid, part, log_w), power, count, y.shape[-1])
+        for part in grid.split(center, _PAIRS)
+    ]
+    same_side, other_side = (torch.cat(side) for side in zip(*(sides for sides, _ in found), strict=True))
+    return (same_side, other_side), {name: torch.cat([near[name] for _, near in found], -1) for name in found[0][1]}
+
+
+def _neighbors_of(
+    pairs: reference.Pairs, power: float, count: int, width: int
+) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     if not count:
         return reference.side_terms(pairs, pairs.t, power), {}
     with torch.inference_mode(False), torch.enable_grad():

@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import math
+import os
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -75,7 +76,8 @@ def asset(name: str) -> str:
 
 def file_link(name: str) -> str:
     """Return the link to a file in the folder of the page."""
-    return f"./{urllib.parse.quote(name)}"  # "./" keeps a browser from reading a name with a colon as a URL scheme
+    # "./" keeps a browser from reading a name with a colon as a URL scheme. A name may have bytes that are no UTF-8.
+    return f"./{urllib.parse.quote(os.fsencode(name))}"
 
 
 def data_uri(content: bytes, kind: str = "jpeg") -> str:

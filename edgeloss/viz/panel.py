@@ -46,8 +46,9 @@ def panel(
 ) -> TextFigure:
     """Draw image, ground truth, prediction, errors, the maps of cross-entropy and edge terms, and gradients.
 
-    The loss maps are those of ``criterion(logits, target, return_maps=True)``. The gradient is that of the loss with
-    respect to the logits, drawn as its L2 norm over the classes on a log scale. The region term has a value per image
+    The loss maps are those of ``criterion(logits, target, return_maps=True)``: the edge map is that of the edge terms
+    before class weights and focus. The gradient is that of the loss with respect to the logits, drawn as its L2 norm
+    over the classes on a log scale. The region term has a value per image
     and no map; the size of its own part of the gradient shows where it acts. Ignored pixels are gray; pixels off the
     edge mask and gradients of exactly 0 are black; non-finite values are magenta and counted above the picture. Means
     and color ranges leave out ignored and non-finite pixels and, for the edge map, pixels off the edge mask. A color

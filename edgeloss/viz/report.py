@@ -42,8 +42,9 @@ def report(
     loss maps, the distance to the nearest other label, or the gradient, with contours if wanted. The legend and the
     histograms limit what they show. Pointing at a pixel shows its labels, its most probable classes, every term that
     belongs to a pixel, the gradient of the region term, which belongs to an image, and the neighbors that its edge
-    terms come from. A table lists scores and terms per class. Loss, gradient, scores and terms are those of each image
-    by itself.
+    terms come from. Edge terms of pixels and of classes are those before class weights and focus; the share of a class
+    in the edge loss is that with both. A table lists scores and terms per class. Loss, gradient, scores and terms are
+    those of each image by itself.
 
     The page is one file and needs no server and no network, only a browser from 2023 or later. Its numbers are rounded
     to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB, or for more than two
@@ -181,9 +182,6 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
 
     edge_pixels = sum_by_class(on_edges, arrays.classes)
     means = {name: mean(on_edges, arrays.maps[name][edges]) for name in ("same_side", "other_side", "edge")}
-    total = np.nan_to_num(means["edge"]) * edge_pixels
-    with np.errstate(invalid="ignore"):
-        share = total / total.sum()
     cross_entropy = mean(arrays.target, arrays.maps["cross_entropy"])
     columns = {
         "pixels": [str(n) for n in scores.pixels],
@@ -192,7 +190,7 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
         "cross-entropy": [shown(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
         **{FIGURES[name][0]: [shown(value, ".3f") for value in values] for name, values in means.items()},
-        "share of edge loss": [shown(value, ".1%") for value in share],
+        "share of edge loss": [shown(value, ".1%") for value in arrays.edge_shares[0]],
     }
     occurring = np.flatnonzero(scores.occurs).tolist()
     rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]

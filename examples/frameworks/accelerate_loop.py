@@ -18,8 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.functional import normalizers
 from squares import squares
 
+CLASSES = 2
 IMAGES = 16  # of a step, in all processes
 
 
@@ -29,20 +31,19 @@ def main(accumulated: int = 4, epochs: int = 3) -> nn.Module:
     plugin = GradientAccumulationPlugin(num_steps=accumulated, sync_with_dataloader=False)
     accelerator = Accelerator(gradient_accumulation_plugin=plugin)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 2, 3, padding=1))
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, CLASSES, 3, padding=1))
     criterion = EdgeAwareLoss(sync_normalizer=True).to(accelerator.device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.2, momentum=0.9)
     loader = DataLoader(squares(64), IMAGES // accumulated // accelerator.num_processes)
     network, optimizer, loader = accelerator.prepare(network, optimizer, loader)
-    accelerator.register_for_checkpointing(criterion)  # save_state() stores what it has counted
     for epoch in range(epochs):
         remaining = iter(loader)
         while batches := list(islice(remaining, accumulated)):  # of a step
-            normalizer = criterion.step_normalizer(labels for _, labels in batches)
+            w, n = zip(*(normalizers(labels, CLASSES) for _, labels in batches), strict=True)
             losses = []
             for images, labels in batches:
                 with accelerator.accumulate(network):
-                    loss = criterion(network(images), labels, normalizer=normalizer)
+                    loss = criterion(network(images), labels, normalizer=(sum(w), sum(n)))
                     accelerator.backward(loss * accelerator.gradient_accumulation_steps)  # which it divides by
                     optimizer.step()
                     optimizer.zero_grad()

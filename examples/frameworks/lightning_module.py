@@ -21,7 +21,7 @@ class Segmenter(lightning.LightningModule):
     """A network of two convolutions, its loss and its score."""
 
     def __init__(self, classes: int) -> None:
-        """Create the network. The loss is a part of the module: checkpoints hold its state."""
+        """Create the network, its loss and its score."""
         super().__init__()
         self.network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, classes, 3, padding=1))
         self.criterion = EdgeAwareLoss(ignore_index=255, sync_normalizer=True)
@@ -32,11 +32,10 @@ class Segmenter(lightning.LightningModule):
         images, labels = batch
         loss, terms = self.criterion(self.network(images), labels, return_terms=True)
         self.log_dict({"loss": loss.detach()} | {f"terms/{name}": value for name, value in terms.items()})
-        self.log("edge_weight", self.criterion.current_edge_weight)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        """Log loss and boundary F1; Lightning has called eval() for the loss, too."""
+        """Log loss and boundary F1."""
         images, labels = batch
         logits = self.network(images)
         self.score(logits.argmax(1), labels)

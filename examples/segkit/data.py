@@ -1,6 +1,6 @@
 """Images or volumes and their labels as training samples, with reproducible augmentation.
 
-`segkit.layouts` finds the files. A file that can't be used raises an error that names it.
+`edgeloss.io.find_split` finds the files. A file that can't be used raises an error that names it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import InputError, check_file, read_image, read_labels
-from segkit.layouts import Split
+from edgeloss.io import InputError, Split, check_file, color_labels, parse_remap, read_image, read_labels, remap_labels
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in [0, 1]
 STD = (0.229, 0.224, 0.225)
@@ -77,6 +76,8 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         seed: Seed of the augmentation, ≥ 0.
         cache: Decode all files now, and keep them in memory: without augmentation in their final size, with it in that
             of the file, since every epoch resizes them differently.
+        palette: The colors of the classes in masks of colors: a key of `edgeloss.io.PALETTES`, or a file.
+        remap: Rules that replace the numbers in masks, as for `edgeloss.io.parse_remap`, instead of those of the split.
 
     Attributes:
         names: Names of the images, in the order of the samples.
@@ -96,6 +97,8 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         augment: Augment | None = None,
         seed: int = 0,
         cache: bool = False,
+        palette: str | None = None,
+        remap: str | None = None,
     ) -> None:
         """Check the options; without a cache, images are read later."""
         for name, value in (("size", size), ("crop", augment and augment.crop)):
@@ -106,7 +109,12 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         self.names, self.classes, self.ignore_index = [p.name for p in split.pairs], split.classes, split.ignore_index
         self.size, self.augment, self.seed, self.epoch = size, augment, seed, 0
         self._pairs, self._dims = split.pairs, split.dims
-        self._labels = split.labels or {label: label for label in (*range(len(self.classes)), split.ignore_index)}
+        if palette is not None and split.dims == 3:
+            raise ValueError(f"palette: expected one for images, but got {palette} for volumes; leave it out")
+        self._colors = None if palette is None else color_labels(palette)
+        self._rules = _parse_rules(remap)
+        same = {label: label for label in (*range(len(self.classes)), split.ignore_index)}
+        self._labels = (split.labels if not self._rules else None) or same
         self._cache: list[tuple[Pixels, Labels]] | None = None
         if cache:
             with ThreadPoolExecutor() as pool:
@@ -161,6 +169,31 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
             image, labels = _change_image(image, labels, size, self.augment, rng)
         return self._placed(image, labels, self.augment.crop or size, rng)
 
+    def labels(self, i: int) -> Tensor:
+        """Read the labels of one pair, int64, as without augmentation; those of a volume as a whole.
+
+        Raises:
+            InputError: The file can't be read, or has an unknown label.
+        """
+        _, path, mask_path = self._pairs[i]
+        if self._dims == 3:
+            mask = self._relabel(_read_volume(path)[1], path)
+        else:
+            mask = self._read_mask(mask_path)
+            mask = mask if self.size is None else _resize_mask(mask, *self.size)
+        return torch.from_numpy(mask.astype(np.int64))
+
+    def label_sources(self) -> list[Any]:
+        """Return what `labels` depend on: names, sizes and times of the files, and the options.
+
+        Raises:
+            OSError: A file is missing.
+        """
+        about = [(pair.mask, pair.mask.stat()) for pair in self._pairs]
+        files = [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in about]
+        colors = None if self._colors is None else [*self._colors.items()]
+        return [files, self.size, colors, self._rules, [*self._labels.items()], self.ignore_index]
+
     def _placed(
         self, image: Pixels, labels: Labels, size: tuple[int, ...], rng: np.random.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -181,15 +214,30 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         _, path, mask_path = self._pairs[index]
         if self._dims == 3:
             image, numbers = _read_volume(path)
-            return image, _relabel(numbers, self._labels, path)
-        image, numbers = read_image(path).permute(1, 2, 0).numpy(), read_labels(mask_path).numpy()
-        if image.shape[:2] != numbers.shape:
-            (h, w), (mask_h, mask_w) = image.shape[:2], numbers.shape
-            raise InputError(f"{mask_path}: expected {w} x {h} pixels as in {path}, but got {mask_w} x {mask_h}")
-        mask = _relabel(numbers, self._labels, mask_path)
+            return image, self._relabel(numbers, path)
+        notes: list[str] = []  # such as of an image that was turned upright
+        image, mask = read_image(path, note=notes.append).permute(1, 2, 0).numpy(), self._read_mask(mask_path)
+        if image.shape[:2] != mask.shape:
+            (h, w), (mask_h, mask_w) = image.shape[:2], mask.shape
+            about = "; ".join([f"but got {mask_w} x {mask_h}", *notes])
+            raise InputError(f"{mask_path}: expected {w} x {h} pixels as in {path}, {about}")
         if self.augment is None and self.size is not None:
             image, mask = resize(image, *self.size), _resize_mask(mask, *self.size)
         return image, mask
+
+    def _read_mask(self, path: Path) -> Labels:
+        return self._relabel(read_labels(path, colors=self._colors).numpy(), path)
+
+    def _relabel(self, numbers: Labels, path: Path) -> Labels:
+        replaced = remap_labels(torch.from_numpy(numbers), self._rules).numpy() if self._rules else numbers
+        return _relabel(replaced, self._labels, path)
+
+
+def _parse_rules(remap: str | None) -> list[tuple[int, int, int]]:
+    try:
+        return [] if remap is None else parse_remap(remap)
+    except ValueError as error:
+        raise ValueError(f"data.remap: {error}") from error
 
 
 def normalize(image: Pixels) -> Tensor:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,11 @@ from lightning import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from edgeloss.io import InputError
-from segkit import layouts
+from edgeloss.io import InputError, find_split
 from segkit.data import Augment, SegmentationDataset
 
-Layout = Literal["folder", "camvid", "cityscapes", "voc", "pet", "volumes"]
+# Names of the parts of data sets for training and validation; those of others are train and val.
+PARTS = {"ade20k": ("training", "validation"), "coco-stuff": ("train2017", "val2017"), "pet": ("trainval", "test")}
 
 
 class MicroBatch(NamedTuple):
@@ -102,7 +102,7 @@ class Batches:
             # Not the global generator: what workers draw depends on the seed, the epoch and the worker only.
             generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, dataset.epoch)),
         )
-        loaded, chosen = iter(loader), iter(parts)
+        loaded, chosen = self._load(loader, parts), iter(parts)
         try:
             for step in steps:
                 batches = list(zip(islice(chosen, accumulate), islice(loaded, accumulate), strict=True))
@@ -117,18 +117,36 @@ class Batches:
             # A worker's error comes with the worker's traceback, whose last line has the type and the message.
             raise InputError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
 
+    def _load(self, loader: DataLoader[tuple[Tensor, Tensor]], parts: list[list[int]]) -> Iterator[list[Tensor]]:
+        """Yield the micro-batches, in this process once the signal that ends the run has ended the workers, too."""
+        done = 0
+        try:
+            for batch in loader:
+                yield batch
+                done += 1
+        except RuntimeError:
+            if not any(getattr(callback, "is_stopping", False) for callback in self.trainer.callbacks):
+                raise
+            for indices in parts[done:]:
+                yield _collate([self.dataset[i] for i in indices or [0]])
+
 
 class SegmentationData(LightningDataModule):
     """Training and validation data.
 
     Args:
         root: Folder of the data set.
-        layout: Layout of the files: folder, or camvid, cityscapes, voc or pet as in their archives, or volumes:
-            ROOT/PART/NAME.npz with the arrays image and label.
-        train: Training part; for the layout folder, a subfolder with images/ and masks/.
-        val: Validation part.
+        layout: Layout of the files: folder; ade20k, camvid, cityscapes, coco-stuff, pet or voc as in their archives; or
+            volumes, ROOT/PART/NAME.npz with the arrays image and label.
+        train: Training part; for the layout folder, a subfolder with images/ and masks/. null for the name that the
+            layout has for it, train for folder.
+        val: Validation part; null as above, val for folder.
         classes: For folder and volumes, the file with lines "INDEX NAME", where "void" is the ignored label; null for
             ROOT/classes.txt.
+        palette: Colors of the classes in masks of colors: ade20k, camvid, cityscapes or voc, or a text file with one
+            "<index> <r> <g> <b>" or "<index> #rrggbb" per line; null for masks of class indices.
+        remap: Numbers to replace in masks, FROM:TO or FIRST-LAST:TO, separated by commas: 255:1 for a mask of 0 and
+            255, 0:255,1-150:0 for labels that begin at 1; or the name of a layout whose numbers these are.
         size: [height, width] to resize images to, or [depth, height, width] to crop and pad volumes to; null keeps
             their size.
         augment: Random changes to training images or volumes; null for none.
@@ -150,10 +168,12 @@ class SegmentationData(LightningDataModule):
     def __init__(
         self,
         root: str,
-        layout: Layout = "folder",
-        train: str = "train",
-        val: str = "val",
+        layout: str = "folder",
+        train: str | None = None,
+        val: str | None = None,
         classes: str | None = None,
+        palette: str | None = None,
+        remap: str | None = None,
         size: list[int] | None = None,
         augment: Augment | None = None,
         batch_size: int = 4,
@@ -164,12 +184,13 @@ class SegmentationData(LightningDataModule):
         """Find the files, without opening the images."""
         super().__init__()
         self.batch_size, self.workers, self.seed = batch_size, workers, seed
-        self.source = {"layout": layout, "root": root, "val": val, "classes": classes, "size": size}
-        files = [layouts.find(layout, root, part, classes=classes) for part in (train, val)]
+        parts = [given or own for given, own in zip((train, val), PARTS.get(layout, ("train", "val")), strict=True)]
+        self.source = {"layout": layout, "root": root, "val": parts[1], "classes": classes, "size": size}
+        files = [find_split(layout, root, part, classes=classes) for part in parts]
         self.class_names, self.void, self.dims = files[0].classes, files[0].ignore_index, files[0].dims
         if len(self.class_names) < 2:
             raise ValueError(f"data.classes: expected two classes or more, but got {self.class_names}")
-        open_part = partial(SegmentationDataset, size=size and tuple(size), cache=cache)
+        open_part = partial(SegmentationDataset, size=size and tuple(size), cache=cache, palette=palette, remap=remap)
         self.train_set, self.val_set = open_part(files[0], augment=augment, seed=seed), open_part(files[1])
 
     def train_dataloader(self) -> Batches:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, seed_everything
@@ -14,14 +15,17 @@ from torchmetrics import MeanMetric
 
 import edgeloss
 from edgeloss import EdgeAwareLoss
-from edgeloss.options import Options
+from edgeloss.io import InputError
+from segkit.balance import data_edge_class_weight
+from segkit.folder import RunOptions
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
-from segkit.scores import flatten, gradient_shares, loss_figures, validation_metrics
+from segkit.scores import LabelsSeen, flatten, gradient_shares, label_sums, loss_figures, validation_metrics
 
-TERMS = ("cross_entropy", "same_side", "other_side", "region")
-FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, "edge", "edge_fraction")]
+TERMS = ("cross_entropy", "edge", "region")
+_FIGURES = ("same_side", "other_side", "edge_focused", "edge_focus", "edge_fraction")
+FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, *_FIGURES)]
 FIGURES += ["train/loss", "lr", "edge_weight", *(f"train/gradient_share/{name}" for name in TERMS)]
 FIGURES += ["val/accuracy", "val/edge_accuracy", "val/interior_accuracy"]
 
@@ -47,6 +51,8 @@ class SegmentationModule(LightningModule):
         power: Exponent of the polynomial decay to 0: (1 - step / steps)^power.
         edge_schedule: Rise of the edge weight from 0 to that of the loss: constant for none, linear or cosine.
         edge_warmup: Duration of this rise as a share of all steps.
+        balance: Whose edge pixels the class weights of the edge terms balance: batch leaves them to the loss, which by
+            default takes those of each step; data counts those of the training labels once, before the first epoch.
         shares_every: Steps between measurements of each term's share in the gradient; 0 for none.
         seed: Seed of what the network draws, such as the masks of a dropout.
     """
@@ -67,6 +73,7 @@ class SegmentationModule(LightningModule):
         power: float = 0.9,
         edge_schedule: Kind = "constant",
         edge_warmup: float = 0.0,
+        balance: Literal["batch", "data"] = "batch",
         shares_every: int = 50,
         seed: int = 0,
     ) -> None:
@@ -81,22 +88,36 @@ class SegmentationModule(LightningModule):
             self.network.compile()
         loss.ignore_index, loss.sync_normalizer = ignore_index, True
         loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
-        if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # averages of weights need its final size
-            loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
         self.criterion = loss.train()
         self.full_edge_weight = loss.edge_weight
-        weights = Options.from_attributes(loss).term_weights()
+        weights = {"cross_entropy": loss.ce_weight, "edge_focused": loss.edge_weight, "region": loss.region_weight}
         self.weights = {name: weight for name, weight in weights.items() if weight}
         self._edge_weight = partial(edge_weight, weight=loss.edge_weight, kind=edge_schedule, warmup=edge_warmup)
         self._optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
         self._warmup, self._power = warmup, power
+        if balance == "data" and isinstance(loss.edge_class_weight, Tensor):
+            raise ValueError("model.balance: expected batch for a loss with edge_class_weight, but got data")
+        self._balance = balance
         self._normalizer: tuple[Tensor, Tensor] | None = None
+        self.run_options = RunOptions()  # of the command line, which knows them all
         self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
         # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
         self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in FIGURES})
         for mean in self.means.values():
             mean.persistent(True)
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
+        self.seen = LabelsSeen(len(classes), ignore_index)
+
+    def setup(self, stage: str) -> None:
+        """Weigh the classes at edges by the training labels."""
+        if self._balance == "data":
+            weight, trainer = None, self.trainer
+            if trainer.is_global_zero:
+                cache = Path(trainer.default_root_dir) / "edge_class_weight.json"
+                weight = data_edge_class_weight(trainer.datamodule.train_set, self.criterion.radius, cache)
+            weight = trainer.strategy.broadcast(weight)
+            del self.criterion.edge_class_weight  # the name of a rule
+            self.criterion.register_buffer("edge_class_weight", weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [B, C, *S] of images [B, K, *S]."""
@@ -121,7 +142,12 @@ class SegmentationModule(LightningModule):
             total = int(self.trainer.estimated_stepping_batches)
             self.criterion.edge_weight = self._edge_weight(self.trainer.global_step, total)
             self.last_step = None
-            self._normalizer = self.criterion.step_normalizer(batch.step_labels) if accumulate > 1 else None
+            self._normalizer = None
+            if accumulate > 1:  # the gradient is that of the whole batch
+                w, n = zip(*(label_sums(self.criterion, y, len(self.classes)) for y in batch.step_labels), strict=True)
+                self._normalizer = sum(w), sum(n)
+        if self.current_epoch == 0:
+            self.seen.update(batch.labels)
         logits = self(batch.images)
         with torch.autocast(self.device.type, enabled=False):
             loss, terms = self.criterion(logits, batch.labels, normalizer=self._normalizer, return_terms=True)
@@ -132,6 +158,23 @@ class SegmentationModule(LightningModule):
         self._log_step(batch, logits, terms, batch_idx)
         return accumulate * loss
 
+    def on_train_epoch_end(self) -> None:
+        """Say if the labels of the first epoch hint at a label that is ignored by mistake.
+
+        Not earlier: a mask of background with a void rim is legal.
+        """
+        if self.current_epoch == 0:
+            *seen, has_void = self.seen.compute().tolist()
+            names = [name for name, is_seen in zip(self.classes, seen, strict=True) if is_seen]
+            if len(names) < 2 and has_void and self.trainer.is_global_zero:
+                ignored = self.criterion.ignore_index
+                print(
+                    f"warning: the training masks have no pixels but of {names[0] if names else 'no class'} and of the"
+                    f" label {ignored}, which is ignored: all foreground may be ignored; if {ignored} marks class 1,"
+                    f" set --data.remap={ignored}:1",
+                    flush=True,
+                )
+
     def _log_step(self, batch: MicroBatch, logits: Tensor, terms: dict[str, Tensor], batch_idx: int) -> None:
         """Add the figures of a micro-batch to the means of the epoch."""
         criterion, accumulate = self.criterion, self.trainer.accumulate_grad_batches
@@ -141,7 +184,7 @@ class SegmentationModule(LightningModule):
         figures["train/edge_fraction"] = terms["edge_fraction"], valid
         figures["train/loss"] = self._loss(terms) * accumulate, images
         figures["lr"] = self.optimizers().param_groups[0]["lr"], images
-        figures["edge_weight"] = criterion.current_edge_weight, images
+        figures["edge_weight"] = criterion.edge_weight, images
         if self.shares_every and batch_idx % (self.shares_every * accumulate) == 0:
             shares = gradient_shares(criterion, logits, batch.labels)
             figures |= {f"train/gradient_share/{name}": (value, images) for name, value in shares.items()}
@@ -195,6 +238,22 @@ class SegmentationModule(LightningModule):
             "lr_scheduler": {"scheduler": LambdaLR(optimizer, schedule), "interval": "step"},
         }
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that a checkpoint is of this network and, to continue its run, of the same options.
+
+        Raises:
+            InputError: It is not.
+        """
+        path = str(self.trainer.ckpt_path)
+        self.run_options.check(checkpoint.get("segmentation", {}).get("options", {}), path)
+        saved = {name: value.shape for name, value in checkpoint.get("state_dict", {}).items()}
+        for name, value in self.state_dict().items():
+            if saved and name.startswith("network.") and saved.get(name) != value.shape:
+                got = "none" if name not in saved else str(list(saved[name]))
+                raise InputError(
+                    f"{path}: expected the weights of this network, {name} {list(value.shape)}, but got {got}"
+                )
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what `segkit.checkpoint.open_network` returns."""
         data = getattr(self.trainer.datamodule, "source", {})
@@ -203,5 +262,6 @@ class SegmentationModule(LightningModule):
             "ignore_index": self.criterion.ignore_index,
             "network": self.options,
             "data": dict(data),
+            "options": self.run_options.values,
             "edgeloss": edgeloss.__version__,  # defaults of the loss change with it
         }

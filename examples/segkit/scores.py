@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss import EdgeAwareLoss
@@ -50,6 +50,33 @@ def validation_metrics(
     )
 
 
+class LabelsSeen(Metric):
+    """Which labels occur: those of the classes, and at last ``ignore_index``, in [C + 1] of bool.
+
+    Args:
+        num_classes: C.
+        ignore_index: the label of void pixels.
+    """
+
+    is_differentiable, higher_is_better, full_state_update = False, None, False
+
+    def __init__(self, num_classes: int, ignore_index: int) -> None:
+        """Store the options."""
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.counts: Tensor
+        none = torch.zeros(num_classes + 1, dtype=torch.int64)
+        self.add_state("counts", none, dist_reduce_fx="sum", persistent=True)
+
+    def update(self, labels: Tensor) -> None:
+        """Add labels [B, *S]."""
+        self.counts[labels.where(labels != self.ignore_index, len(self.counts) - 1).flatten()] = 1
+
+    def compute(self) -> Tensor:
+        """Return which labels occurred in any process."""
+        return self.counts > 0
+
+
 def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, Tensor]:
     """Convert the results of `validation_metrics` to figures of a table.
 
@@ -65,6 +92,12 @@ def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, 
     return figures | {f"{metric}/{name}": results[metric][k] for metric in BY_CLASS for k, name in enumerate(classes)}
 
 
+def label_sums(criterion: EdgeAwareLoss, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Return what the mean of a loss divides by, W and the edge pixels n [C] of each class, from labels [B, *S]."""
+    options = {name: getattr(criterion, name) for name in ("weight", "ignore_index", "radius")}
+    return normalizers(labels, num_classes, **options)
+
+
 def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the terms of the loss, and accuracies, of a batch of a validation set.
 
@@ -78,12 +111,13 @@ def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> di
 
     Returns:
         Each figure with its weight: the weighted means over all batches and processes are the figures of all of them as
-        one batch. What a batch does not have is nan, with weight 0.
+        one batch, but for classes that are balanced in each batch. What a batch does not have is nan, with weight 0.
     """
-    options = {**criterion.options(training=False), "sync_normalizer": False}
-    _, terms = edge_aware_loss(logits, labels, **options, return_terms=True)
-    names = ("weight", "edge_class_weight", "ignore_index", "radius")
-    weight, edges = normalizers(labels, **{name: options[name] for name in names})
+    _, terms = edge_aware_loss(logits, labels, **criterion.options() | {"sync_normalizer": False}, return_terms=True)
+    weight, edges = label_sums(criterion, labels, logits.shape[1])
+    if isinstance(criterion.edge_class_weight, Tensor):
+        edges = edges * criterion.edge_class_weight
+    edges = edges.sum()
     border = loss_maps(logits, labels, ignore_index=criterion.ignore_index).edge_mask
     valid, correct = labels != criterion.ignore_index, logits.argmax(1) == labels
     weights = dict.fromkeys(terms, edges) | {"cross_entropy": weight, "region": weight, "edge_fraction": valid.sum()}
@@ -107,13 +141,12 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         target: [B, *S].
 
     Returns:
-        For ``cross_entropy``, ``same_side``, ``other_side`` and, if it has a weight, ``region``: the L2 norm of the
-        gradient of the weighted term, over the sum of these norms. The shares sum to 1, or are all 0 if all gradients
-        are.
+        For ``cross_entropy``, ``edge`` and, if it has a weight, ``region``: the L2 norm of the gradient of the weighted
+        term, over the sum of these norms. The shares sum to 1, or are all 0 if all gradients are.
     """
     # In float32 at least, since the gradient of a mean over many pixels underflows in float16.
     logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
-    weights = {"cross_entropy": "ce_weight", "same_side": "same_side_weight", "other_side": "other_side_weight"}
+    weights = {"cross_entropy": "ce_weight", "edge": "edge_weight"}
     if criterion.region_weight:
         weights["region"] = "region_weight"
     squares = []

@@ -18,11 +18,11 @@ import torch
 from processes import wait_for_end
 
 from baselines.recipes import Progress, Recipe
+from edgeloss.io import find_split
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, SHOWN
 from quality.training import Training, execute, finish, load_network
 from result_table import read_rows
-from segkit import layouts
 from segkit.checkpoint import load_checkpoint
 from segkit.data import SegmentationDataset
 
@@ -105,7 +105,7 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
     assert [len(training.chosen) for training in trainings] == [8, 8]
     assert (trainings[0].chosen == trainings[1].chosen).all()  # the same ones, whatever the seed
     held_out = [index for index in range(10) if index not in trainings[0].chosen]
-    plain = SegmentationDataset(layouts.find("folder", place.root / "shapes", "train"), size=(16, 16))
+    plain = SegmentationDataset(find_split("folder", place.root / "shapes", "train"), size=(16, 16))
     scored = torch.cat([labels for _, labels in trainings[0].evaluated])
     assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
     sections = Training(Run("ce", {}, 0, held_out=True, contiguous=True, **TINY), place)

@@ -62,7 +62,11 @@ def mask_array() -> np.ndarray[Any, np.dtype[np.uint8]]:
 def wrote(path: Path, others: int = 0) -> str:
     """Return the pattern of the line about what was written."""
     more = f" and {others} page{'s' * (others > 1)}" if others else ""
-    return re.escape(f"edgeloss: wrote {path}{more} (") + r"[0-9]+\.[0-9] [kM]B\)\n"
+    return (
+        r"(edgeloss: note: .*: taken for \w+: .*\n)*"
+        + re.escape(f"edgeloss: wrote {path}{more} (")
+        + r"[0-9]+\.[0-9] [kM]B\)\n"
+    )
 
 
 def half_logits(seed: int = 0) -> Tensor:

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.cli.cases import Case, Reader, find_cases
+from edgeloss.cli.cases import Case, Reader
+from edgeloss.cli.work import find_cases
 from edgeloss.io import read_palette
 
 

@@ -15,7 +15,7 @@ import torch
 from command_line import ROOT, Run, arguments, process, wrote
 
 import edgeloss
-from edgeloss.cli.cases import CaseFiles, with_progress
+from edgeloss.cli.progress import with_progress, with_steps
 
 
 @pytest.mark.parametrize("command", ["view", "compare", "metrics", "diagnose", "info"])
@@ -129,9 +129,133 @@ def test_what_is_computed_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), None, Path())]):
+    for _, said in with_steps(["a[b]\n.npy"], "images"):
         said("maps, row 512 of 4000")
     shown = capsys.readouterr().err
     if is_terminal:
         assert all(text in shown for text in ("a[b]\\n.npy: maps, row 512 of 4000", "0/1", "0:00:00"))
     assert is_terminal or not shown
+
+
+def test_there_are_no_control_codes_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    assert list(with_progress(["a", "b"], "images")) == ["a", "b"]
+    assert capsys.readouterr().err == ""
+
+
+def test_long_work_has_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("edgeloss.cli.progress.time.monotonic", lambda: now)
+    for name, said in with_steps(["a", "b", "c"], "images"):
+        for second in range(9):
+            now += 1
+            said(f"row {second} of {name}")
+    assert capsys.readouterr().err == (
+        "edgeloss: 1 of 3 images after 10 s; b: row 0 of b\nedgeloss: 2 of 3 images after 20 s; c: row 1 of c\n"
+    )
+
+
+# ------------------------------------------------------------------------------------------- consoles, disks and paths
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("command", ["view", "compare", "diagnose", "metrics"])
+def test_help_is_printed_on_any_console(command: str, encoding: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "edgeloss.cli", command, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"Examples:" in ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_reports_are_printed_on_any_console(encoding: str, folder: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "edgeloss.cli", "diagnose", *map(str, arguments(folder))],
+        cwd=ROOT,
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert b"diagnose(EdgeAwareLoss)" in ran.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("words", [["--help"], ["view", "--help"], ["--version"], ["info"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_output_is_one_line(words: list[str], unbuffered: str) -> None:
+    if words == ["--version"] and unbuffered:
+        pytest.skip("argparse drops the error")
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "edgeloss.cli", *words],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            timeout=60,
+        )
+    error = "edgeloss: error: standard output: can't be written (No space left on device)\n"
+    assert (ran.returncode, ran.stderr) == (2, error)
+
+
+LONG = "n" * 300
+PLACES = [["--mask", "{}.png"], ["--pred", "{}.npy"], ["--image", "{}.png"], ["-o", "{}.png"], ["-o", "{}/x.png"]]
+PLACES += [["--classes", "{}"], ["--palette", "{}"]]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+@pytest.mark.parametrize("name", [LONG, "locked/x", "\udcff", "a\0b"], ids=["long", "locked", "surrogate", "null"])
+def test_paths_that_cannot_be_looked_at_are_one_line(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, place: list[str], name: str
+) -> None:
+    monkeypatch.chdir(folder)
+    status = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:  # as of a folder that may not be entered
+        if path.parent.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return status(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    words = ["view", "--pred", "pred.npy", "--mask", "mask.png", "-o", "out.png", "--dpi", 20]
+    ran = run(*words, place[0], place[1].format(name))
+    if name == "\udcff" and place[0] == "-o":  # a name like any other
+        assert ran.code == 0, ran.err
+        return
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert ran.err.startswith("edgeloss: error: ")
+    assert {LONG: "File name too long", "locked/x": "Permission denied"}.get(name, "") in ran.err
+
+
+@pytest.mark.parametrize("command", ["view", "compare", "metrics", "diagnose"])
+@pytest.mark.parametrize("label", [2**70, 2**63, -(2**63) - 1])
+def test_the_label_to_ignore_has_64_bits(run: Run, command: str, label: int) -> None:
+    ran = run(command, "--ignore-index", label)
+    assert ran.code == 2
+    assert f"argument --ignore-index: expected a 64-bit int, but got {label}; see edgeloss {command}" in ran.err
+
+
+def test_names_of_any_bytes_are_read_and_printed(run: Run, folders: Path) -> None:
+    for kind, suffix in {"masks": "png", "preds": "pt"}.items():
+        (folders / kind / f"a.{suffix}").rename(folders / kind / f"\udcff\n.{suffix}")
+    given = ["--pred", folders / "preds", "--mask", folders / "masks"]
+    ran = run("view", *given, "-o", folders / "pages", "--dpi", 20, "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["pages"][2]["page"].endswith("\udcff\n.png")
+    (folders / "preds" / "\udcff\n.pt").write_bytes(b"")
+    ran = run("diagnose", *given)
+    assert ran.code == 2
+    assert ran.err.endswith("1 of 3 images were skipped: \\udcff\\n\n")

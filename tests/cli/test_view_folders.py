@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_folders_give_pages_and_an_index(run: Run, folders: Path) -> None:
 
 def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[str, str]]) -> None:
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
-    assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits"
+    assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits\n<!-- edgeloss view -->\n"
     assert linked["b: logits"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
     assert links(folders / "pages")[0] == "./a.html"
 
@@ -144,12 +145,24 @@ def test_names_with_markup_are_text(run: Run, folders: Path, browse: Callable[[P
 
 
 @pytest.mark.usefixtures("linked")
-def test_a_bad_file_stops_and_keeps_finished_pages(run: Run, folders: Path) -> None:
-    (folders / "preds" / "b.pt").write_bytes(b"")
-    ran = run(*view_folders(folders), "-o", folders / "pages", "--format", "html")
+def test_bad_files_are_skipped_counted_and_listed(run: Run, folders: Path) -> None:
+    (folders / "preds" / "a.pt").write_bytes(b"")
+    (folders / "masks" / "b.png").write_bytes(b"bad")
+    command = [*view_folders(folders), "-o", folders / "pages", "--format", "html"]
+    ran = run(*command, "--json")
     assert ran.code == 2
-    assert ran.err.startswith(f"edgeloss: error: {folders / 'preds' / 'b.pt'}: is damaged")
-    assert [path.name for path in (folders / "pages").iterdir()] == ["a.html"]
+    assert f"edgeloss: skipped: {folders / 'preds' / 'a.pt'}: is damaged" in ran.err
+    assert f"edgeloss: skipped: {folders / 'masks' / 'b.png'}: can't be read" in ran.err
+    assert ran.err.endswith("edgeloss: error: 2 of 3 images were skipped: a, b\n")
+    assert links(folders / "pages") == ["./c.html"]
+    assert list(json.loads(ran.out)["skipped"]) == ["a", "b"]
+    # Pages link to their neighbors, whose pages say why there is nothing to see.
+    assert "is damaged" in (folders / "pages" / "a.html").read_text("utf-8")
+    shutil.rmtree(folders / "pages")
+    ran = run(*command, "--strict")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"edgeloss: error: {folders / 'preds' / 'a.pt'}: is damaged")
+    assert not (folders / "pages").exists()
 
 
 @pytest.mark.usefixtures("linked")

@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from debug_losses import leaky_edges, line_of, scene
-from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, reference
 from edgeloss.debug import Report, diagnose
+from edgeloss.debug.calls import LossCall
+from edgeloss.debug.findings import evaluate_terms
 
 
 def test_the_report_as_text() -> None:
@@ -99,9 +100,9 @@ def test_terms_add_up_to_the_loss(reduction: Any, multilabel: bool) -> None:
     x, y = scene()
     y = torch.randint(2, x.shape) if multilabel else y
     y[0, -2:] = 255
-    criterion = stateless_loss(
+    criterion = EdgeAwareLoss(
         torch.rand(3, 2) if multilabel else torch.tensor([1.0, 2.0, 0.5]),
-        edge_class_weight=torch.tensor([0.3, 1.0, 4.0]), multilabel=multilabel,
+        edge_class_weight=torch.tensor([0.3, 1.0, 4.0]), edge_focus=0.0, region_weight=0.0, multilabel=multilabel,
         ignore_index=255, reduction=reduction, ce_weight=0.7, edge_weight=0.3,
         other_side_weight=1.5, same_side_weight=0.4,
         power=-1.0, decay=2.0, label_smoothing=0.1,
@@ -117,6 +118,30 @@ def test_terms_add_up_to_the_loss(reduction: Any, multilabel: bool) -> None:
     report.figure()
     criterion.same_side_weight = 0.0
     assert list(diagnose(criterion, x, y).to_dict()["terms"]) == ["cross_entropy", "other_side"]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"power": 1.0}])
+def test_gradients_of_terms_are_parts_of_that_of_the_loss(reduction: Any, options: dict[str, Any]) -> None:
+    """With the balance and the focus of the whole loss; and their values are those of the loss."""
+    x, y = torch.randn(2, 3, 12, 12), torch.randint(3, (2, 3, 3)).repeat_interleave(4, 1).repeat_interleave(4, 2)
+    y[0, -2:] = 255
+    if "multilabel" in options:
+        y = (y[:, None] == torch.arange(3).view(3, 1, 1)).long()
+    x[1] *= 4
+    leaf = x.double().requires_grad_()
+    criterion = EdgeAwareLoss(ignore_index=255, reduction=reduction, edge_weight=0.5, same_side_weight=2.0, **options)
+    call = LossCall(criterion, x.double(), y, {"pixel_weight": torch.rand(2, 12, 12).double()})
+    terms = evaluate_terms(call, criterion)
+    criterion(leaf, y, **call.kwargs).sum().backward()
+    weights = {"cross_entropy": 1.0, "same_side": 1.0, "other_side": 0.5, "region": 3.0}
+    assert list(terms) == list(weights)
+    gradients = [weights[name] * term.gradient for name, term in terms.items() if term.gradient is not None]
+    torch.testing.assert_close(torch.stack(gradients).sum(0), leaf.grad, rtol=1e-5, atol=1e-9)
+    criterion.reduction = "mean" if reduction == "mean" else "sum"
+    _, named = criterion(leaf, y, **call.kwargs, return_terms=True)
+    for name, term in terms.items():
+        torch.testing.assert_close(term.loss, named[name], rtol=1e-5, atol=0.0)
 
 
 def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ SOFT = scene(19)[0].softmax(1)
 LARGE = X.index_put((torch.tensor(0),) * 4, torch.tensor(-7e4))
 VOID, ONE_IMAGE, STRANGE = Y.clone(), Y.clone(), Y.clone()
 VOID[0, 4:], ONE_IMAGE[1], STRANGE[0, 4:], STRANGE[0, 0, 0] = 255, 2, 255, 9
+GROUND, BETWEEN = torch.where(Y == 1, 255, 0), Y.clone()
+BETWEEN[:, 3, :4], BETWEEN[:, :4, 3] = 255, 255  # a rim of one pixel around the object
+VOID_LOSS, WIDE_LOSS = EdgeAwareLoss(ignore_index=255), EdgeAwareLoss(ignore_index=255, radius=2)
 OBJECT = torch.where(Y == 1, 255, 0)
 OVERLAP, OVERLAPS = torch.randn(2, 3, 8, 8), torch.arange(384).view(2, 3, 8, 8) % 2
 OVERLAPS[0, 1, 4:], OVERLAPS[1, 2] = 255, 0
@@ -59,8 +62,18 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         (CE, LARGE, Y, "warning", "logits: up to 7e+04 in magnitude; float16 overflows at 65504.", "outside autocast"),
         (UNCHECKED, X, STRANGE, "warning", "at 1 of 128 pixels: 9; first at [0, 0, 0]", "pass ignore_index"),
         (LOSS, X, Y * 0 - 100, "warning", "target: no valid label, so there is nothing to learn from.", "data loader"),
-        (LOSS, X, ONE_IMAGE, "note", "target: no edge in images [1]; only their cross-entropy counts.", ""),
+        (LOSS, X, ONE_IMAGE, "note", "target: no edge in images [1]; the edge terms are 0 there.", ""),
         (MULTILABEL, OVERLAP, OVERLAPS, "note", "target: no edge in [image, class] [[1, 2]];", ""),
+        (
+            VOID_LOSS,
+            X,
+            GROUND,
+            "warning",
+            "target: 14.1% of the pixels ignored, and all others of class 0, so",
+            "index",
+        ),
+        (nn.CrossEntropyLoss(ignore_index=255), X, GROUND, "warning", "and all others of class 0", "Check that ignore"),
+        (VOID_LOSS, X, BETWEEN, "warning", "target: 10.9% of the pixels ignored, between all classes", "pass a radius"),
         (UNCHECKED, X[:, :1], OBJECT, "warning", "target: only 0 and 255, which is ignored.", "Pass target == 255 as"),
         (lambda x, y: F.relu(-x.abs()).sum(), X, Y, "warning", "gradient: 0 everywhere", "Look for a clamp"),
         (lambda x, y: CE(x, y) * 1e-5, X.half(), Y, "warning", "underflow to 0 in float16", "GradScaler"),
@@ -94,6 +107,8 @@ def test_the_only_finding(loss_fn: Any, logits: Tensor, target: Tensor, level: s
         (EdgeAwareLoss(decay=1.0), X, Y),
         *((EdgeAwareLoss(upsample=True), X[..., ::2, ::2].to(dtype), Y) for dtype in DTYPES),
         (LOSS, X[:0], Y[:0]),
+        (WIDE_LOSS, X, BETWEEN),
+        (nn.CrossEntropyLoss(ignore_index=255), X, BETWEEN),
         (nn.CrossEntropyLoss(ignore_index=255), X, VOID),
         (functools.partial(CE, ignore_index=255), X, VOID),
         (lambda x, y: CE(x, y, ignore_index=255), X, VOID),

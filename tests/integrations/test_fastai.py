@@ -49,12 +49,9 @@ def test_predictions_are_probabilities(classes: int, tmp_path: Path) -> None:
     assert prediction.equal((logits[:, 0] > 0).long() if classes == 1 else logits.argmax(1))
     assert labels.shape == (4, 32, 32)
     assert losses.shape == (4,)
-    assert found.loss_func.counted_steps == 2  # those of training
 
 
-def test_export_stores_what_the_loss_has_counted(tmp_path: Path) -> None:
+def test_export_stores_the_loss(tmp_path: Path) -> None:
     found = learner(2, tmp_path)
     found.export()
-    loaded = load_learner(tmp_path / "export.pkl")
-    assert loaded.loss_func.edge_counts.equal(found.loss_func.edge_counts)
-    assert loaded.loss_func.edge_counts.sum() > 0
+    assert str(load_learner(tmp_path / "export.pkl").loss_func) == str(found.loss_func)

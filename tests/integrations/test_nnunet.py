@@ -40,20 +40,14 @@ def test_classes_with_deep_supervision(tmp_path: Path) -> None:
     trainer = example(tmp_path)
     assert float(trainer.logger.get_value("mean_fg_dice", step=-1)) > 0.8
     assert type(trainer).__name__ == "nnUNetTrainerEdgeAware"
-    assert [criterion.counted_steps for criterion in trainer.loss.edges.criteria] == [20] * len(
-        trainer.loss.edges.criteria
-    )
 
     batch = next(trainer.dataloader_train)
     outputs, targets = trainer.network(batch["data"]), batch["target"]
-    trainer.loss.eval()
     expected = trainer.loss.dice(outputs, targets) + edge_losses(trainer, outputs, [y[:, 0].long() for y in targets])
     torch.testing.assert_close(trainer.loss(outputs, targets), expected)
 
-    counts = trainer.loss.edges.criteria[0].edge_counts.clone()
-    trainer.loss.edges.criteria[0].edge_counts.zero_()
     trainer.load_checkpoint(str(Path(trainer.output_folder, "checkpoint_final.pth")))
-    assert trainer.loss.edges.criteria[0].edge_counts.equal(counts)
+    assert {path.suffix for path in Path(trainer.output_folder).glob("checkpoint*")} == {".pth"}
 
 
 def test_regions_with_ignored_pixels(tmp_path: Path) -> None:
@@ -63,7 +57,6 @@ def test_regions_with_ignored_pixels(tmp_path: Path) -> None:
     outputs, targets = trainer.network(batch["data"]), batch["target"]
     assert targets[0].shape[1] == outputs[0].shape[1] + 1 == 3
     assert targets[0][:, 2].any()
-    trainer.loss.eval()
     labels = [y[:, :2].long().masked_fill(y[:, 2:].bool(), 3) for y in targets]
     expected = trainer.loss.dice(outputs, targets) + edge_losses(trainer, outputs, labels)
     torch.testing.assert_close(trainer.loss(outputs, targets), expected)

@@ -17,7 +17,7 @@ require("transformers", "accelerate")
 
 import transformers  # noqa: E402
 
-from edgeloss.integrations.transformers import STATE, EdgeAwareTrainer  # noqa: E402
+from edgeloss.integrations.transformers import EdgeAwareTrainer  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -34,7 +34,7 @@ class Samples(Dataset[dict[str, Tensor]]):
         return {"pixel_values": torch.rand(3, 32, 32, generator=generator), "labels": labels}
 
 
-def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, steps: int = 2) -> EdgeAwareTrainer:
+def train(folder: Path, *, batch: int, accumulated: int) -> EdgeAwareTrainer:
     torch.manual_seed(0)
     config = transformers.SegformerConfig(
         num_labels=3,
@@ -45,7 +45,7 @@ def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, s
         classifier_dropout_prob=0.0,
     )
     model = transformers.SegformerForSemanticSegmentation(config)
-    # Batches are normalized by their own statistics in training: another size would be another network.
+    # Batches have statistics of their own in training: another size would be another network.
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum, module.training = 0.0, False
@@ -54,8 +54,8 @@ def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, s
         "per_device_train_batch_size": batch,
         "per_device_eval_batch_size": 2,
         "gradient_accumulation_steps": accumulated,
-        "max_steps": steps,
-        "save_steps": 1,
+        "max_steps": 2,
+        "save_strategy": "no",
         "optim": "sgd",
         "max_grad_norm": 0.0,
         "lr_scheduler_type": "constant",
@@ -73,7 +73,7 @@ def train(folder: Path, *, batch: int, accumulated: int, resume: bool = False, s
         train_dataset=samples,
         eval_dataset=samples,
     )
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train()
     return trainer
 
 
@@ -85,15 +85,4 @@ def test_accumulated_batches_train_as_one(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", batch=4, accumulated=1)
     parts = train(tmp_path / "parts", batch=1, accumulated=4)
     torch.testing.assert_close(weights(parts), weights(whole), rtol=1e-4, atol=1e-6)
-    assert parts.criterion.edge_counts.equal(whole.criterion.edge_counts)
     assert "eval_loss" in whole.evaluate()
-    assert parts.criterion.counted_steps == 2  # not changed by the evaluation
-
-
-def test_a_checkpoint_holds_the_state_of_the_loss(tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight", batch=2, accumulated=2, steps=2)
-    train(tmp_path / "resumed", batch=2, accumulated=2, steps=1)
-    assert (tmp_path / "resumed" / "checkpoint-1" / STATE).exists()
-    resumed = train(tmp_path / "resumed", batch=2, accumulated=2, steps=2, resume=True)
-    assert resumed.criterion.edge_counts.equal(straight.criterion.edge_counts)
-    torch.testing.assert_close(resumed.criterion.edge_sums, straight.criterion.edge_sums, rtol=1e-4, atol=0.0)

@@ -251,7 +251,7 @@ def corner(size: int, *wrong: tuple[int, int]) -> tuple[Tensor, Tensor]:
     y[0, :3, :3] = 1
     other = y.clone()
     for place in wrong:
-        other[0, *place] = 1 - other[0, *place]
+        other[(0, *place)] = 1 - other[(0, *place)]
     return y, other
 
 
@@ -260,7 +260,7 @@ def line(row: int, *wrong: tuple[int, int]) -> tuple[Tensor, Tensor]:
     y[0, row, : 15 if row == 0 else 16] = 1
     other = y.clone()
     for place in wrong:
-        other[0, *place] = 0
+        other[(0, *place)] = 0
     return y, other
 
 
@@ -289,7 +289,7 @@ def test_no_random_labelling_is_below_the_labels() -> None:
         y = torch.zeros(1, 16, 18, dtype=torch.long)
         row, column = torch.randint(2, 12, (2,), generator=random).tolist()
         shapes = (slice(row, row + 1), slice(None)), (slice(0, row), slice(0, column)), (slice(row, row + 1),) * 2
-        y[0, *shapes[trial % 4] if trial % 4 < 3 else (slice(2, 13), slice(2, 13))] = 1
+        y[(0, *(shapes[trial % 4] if trial % 4 < 3 else (slice(2, 13), slice(2, 13))))] = 1
         if trial % 4 == 3:  # a ring
             y[0, 4:11, 4:11] = 0
         other = y.clone()

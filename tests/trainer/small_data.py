@@ -12,8 +12,8 @@ import torch
 import yaml
 from PIL import Image
 
+from edgeloss.io import Split, find_volumes, pair_folders
 from segkit.data import SegmentationDataset
-from segkit.layouts import Split, pair_folders, volumes
 
 VOID = 255
 CLASSES = ["ground", "box", "bar"]
@@ -58,7 +58,7 @@ def open_folder(root: Path, num_classes: int = 10, ignore_index: int = 255, **op
 
 def open_volumes(root: Path, num_classes: int = 3, ignore_index: int = 255, **options: Any) -> SegmentationDataset:
     """Open a folder of `save_volume`; the options are those of the data set."""
-    return SegmentationDataset(Split(volumes(root), [str(c) for c in range(num_classes)], ignore_index), **options)
+    return SegmentationDataset(Split(find_volumes(root), [str(c) for c in range(num_classes)], ignore_index), **options)
 
 
 def write_config(root: Path) -> Path:

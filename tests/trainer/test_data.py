@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_trees import H, W, write_tree
 from PIL import Image
 from small_data import blocks, gray, open_folder, open_volumes, pixels, save, save_volume
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from segkit.data import MEAN, STD, Augment, denormalize
+from edgeloss.io import find_split
+from segkit.data import MEAN, STD, Augment, SegmentationDataset, denormalize
 
 SHAPES = Path(__file__).resolve().parents[2] / "data" / "shapes"
 STILL = {"flip": 0.0, "scale": (1.0, 1.0), "color": 0.0}
@@ -47,6 +49,55 @@ def test_a_sample_of_an_image() -> None:
         np.testing.assert_allclose(denormalize(image).numpy(), rgb.transpose(2, 0, 1), atol=1e-6)
     with pytest.raises(IndexError):
         dataset[16]
+
+
+def test_labels_by_colors_and_by_rules(tmp_path: Path) -> None:
+    """As --palette and --remap of the command read them."""
+    numbers = np.array([[0, 1, 2], [255, 2, 1]], np.uint8)
+    save(tmp_path, "a", numbers)
+    colors = {0: (0, 0, 0), 1: (200, 10, 10), 2: (10, 10, 200), 255: (255, 255, 255)}
+    Image.fromarray(np.array([[colors[k] for k in row] for row in numbers.tolist()], np.uint8)).save(
+        tmp_path / "masks" / "a.png"
+    )
+    (tmp_path / "colors.txt").write_text("".join(f"{k} {r} {g} {b}\n" for k, (r, g, b) in colors.items()))
+    palette = str(tmp_path / "colors.txt")
+    with pytest.raises(ValueError, match=r"a\.png: expected class indices, but got colors"):
+        _ = open_folder(tmp_path, 3)[0]
+    for dataset, change in (
+        (open_folder(tmp_path, 3, palette=palette), {}),
+        (open_folder(tmp_path, 2, palette=palette, remap="0:255,1-2:0"), {0: 255, 1: 0, 2: 1}),
+    ):
+        expected = [[change.get(k, k) for k in row] for row in numbers.tolist()]
+        assert dataset[0][1].tolist() == dataset.labels(0).tolist() == expected
+    with pytest.raises(ValueError, match=r"data\.remap: expected FROM:TO or FIRST-LAST:TO"):
+        open_folder(tmp_path, remap="1=2")
+    save_volume(tmp_path, "v", np.zeros((2, 2, 2), int))
+    with pytest.raises(ValueError, match="palette: expected one for images, but got voc for volumes"):
+        open_volumes(tmp_path, palette="voc")
+
+
+def test_rules_replace_those_of_a_layout(tmp_path: Path) -> None:
+    """Train ids of Cityscapes, say, in place of its ids."""
+    write_tree("cityscapes", tmp_path)
+    split = find_split("cityscapes", tmp_path, "train")
+    assert SegmentationDataset(split).labels(0)[0, :3].tolist() == [0, 18, 255]
+    dataset = SegmentationDataset(split, remap="0:255,7:1,29-33:2")
+    assert dataset.labels(0)[0, :6].tolist() == [1, 6, 255, 6, 2, 255]
+
+
+def test_labels_without_their_image(folder: Path) -> None:
+    augmented = open_folder(folder, size=(30, 40), augment=Augment())
+    assert torch.equal(augmented.labels(0), open_folder(folder, size=(30, 40))[0][1])
+    assert torch.equal(open_volumes(folder, size=(2, 2, 2)).labels(0), stored(folder))
+
+
+def test_images_of_other_kinds(tmp_path: Path) -> None:
+    write_tree("pet", tmp_path)
+    for mode, kind in (("P", "gif"), ("RGBA", "png"), ("L", "jpeg"), ("CMYK", "jpeg")):
+        Image.new(mode, (W, H)).save(tmp_path / "images" / "Abyssinian_34.jpg", kind)
+        image, labels = SegmentationDataset(find_split("pet", tmp_path, "test"))[0]
+        assert image.shape == (3, H, W)
+        assert labels.flatten()[:3].tolist() == [1, 0, 255]
 
 
 def test_a_sample_of_a_volume(folder: Path) -> None:
@@ -234,6 +285,13 @@ def test_spacing_is_that_of_all_files(folder: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
+def _turn(path: Path) -> None:
+    """Write an image of the stored size of its mask, that is turned when it is read."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (80, 60)).save(path, exif=exif)
+
+
 def _label(path: Path) -> None:
     mask = pixels(path).copy()
     mask[7, 30:33] = 10
@@ -245,6 +303,7 @@ def _label(path: Path) -> None:
     [
         (lambda path: path.write_bytes(path.read_bytes()[:99]), "images/b.png", ": can't be read as an image ("),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
+        (_turn, "images/b.png", ": turned upright by its EXIF orientation 6"),
         (_label, "masks/b.png", ": expected labels 0 to 9 or 255, but got 10 at 3 pixels, first at [7, 30]"),
         (lambda path: save_volume(path.parent, "v1", np.zeros((4, 4))), "v1.npz", ": expected image and label of one"),
         (lambda path: np.savez(path, image=np.zeros((4, 4))), "v1.npz", ": can't be read as a volume ("),

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from edgeloss.io import Pair, Split
 from segkit.data import SegmentationDataset
-from segkit.layouts import Pair, Split
 from segkit.loader import Batches, MicroBatch
 
 

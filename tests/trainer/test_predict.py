@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def run(checkpoint: Path, images: Path, output: Path, *options: str) -> int:
     return predict.main([str(argument) for argument in arguments])
 
 
+LIST = ".edgeloss-outputs"  # of what the program has written
+
+
 def written(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -82,7 +86,7 @@ def test_labels_and_probabilities_are_the_networks(
     checkpoint = make_checkpoint(tmp_path / "best.ckpt", size=size)
     assert run(checkpoint, images, tmp_path / "out", *options, "--probabilities") == 0
     files = {f"labels/{name}.png" for name in SIZES} | {f"probabilities/{name}.npy" for name in SIZES}
-    assert written(tmp_path / "out") == {"classes.txt", *files}
+    assert written(tmp_path / "out") == {LIST, "classes.txt", *files}
     network, _ = open_network(checkpoint)
     rgb = pixels(images / "a.png")
     with torch.no_grad():
@@ -180,14 +184,20 @@ NAN = "expected finite logits, but the network returned nan or inf"
             "--window 8 8",
             "--window: expected --scale too, since training",
         ),
-        (lambda c, i: (i / "b.png").write_bytes(b"no"), "", "{i}/b.png: can't be read as an image"),
-        (lambda c, i: (i.parent / "out").touch(), "", "[Errno 20] Not a directory: '{o}/labels'"),
+        (lambda c, i: _change(c, lambda s: s["segmentation"]["network"].pop("dims")), "", f"{ANOTHER}: 'dims'"),
+        (
+            lambda c, i: c.write_bytes(b"garbage" * 99),
+            "",
+            "{c}: expected a checkpoint of tensors and plain values, but",
+        ),
+        (lambda c, i: (i / "b.png").write_bytes(b"no"), "--strict", "{i}/b.png: can't be read as an image"),
+        (lambda c, i: (i.parent / "out").touch(), "", "[Errno 17] File exists: '{o}'"),
         (
             lambda c, i: _change(c, lambda s: s["state_dict"]["network.head.bias"].fill_(torch.nan)),
-            "",
+            "--strict",
             f"{{i}}/a.png: {NAN}",
         ),
-        (lambda c, i: None, "-o {i}/..", "{i}/..: expected another folder than that of the images; change --output"),
+        (lambda c, i: None, "-o {i}/..", "{i}/..: expected another folder than that of the images; change -o"),
     ],
 )
 def test_an_error_is_one_line(
@@ -206,7 +216,89 @@ def test_an_error_is_one_line(
     message_line = capsys.readouterr().err
     assert message_line.startswith(f"predict.py: {message.format(c=checkpoint, i=images, o=tmp_path / 'out')}")
     assert message_line.count("\n") == 1
-    assert not [name for name in written(tmp_path) if ".edgeloss" in name]
+    assert not [name for name in written(tmp_path) if ".edgeloss-" in name and LIST not in name]
+
+
+@pytest.mark.parametrize("name", ["classes.txt", "labels/a.png", "overlays/b.jpg", "probabilities/c.npy"])
+@pytest.mark.parametrize(("options", "is_link"), [([], False), (["--overwrite"], False), (["--overwrite"], True)])
+def test_files_of_others_are_never_replaced(
+    name: str,
+    options: list[str],
+    is_link: bool,
+    checkpoint: Path,
+    images: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As those of a data set: predict.py --images val/images -o val."""
+    data = tmp_path / "val"
+    data.mkdir()
+    images = images.rename(data / "images")
+    (data / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "elsewhere").write_text("true")
+    (data / name).symlink_to(tmp_path / "elsewhere") if is_link else (data / name).write_text("true")
+    before = written(data)
+    assert run(checkpoint, images, data, "--overlay", "--probabilities", *options) == 1
+    message = (
+        f"predict.py: {data / name}: expected no file, or an output of an earlier call, but got another; change -o\n"
+    )
+    assert capsys.readouterr().err == message
+    assert written(data) == before
+    assert (data / name).read_text() == "true"
+
+
+def test_outputs_of_an_earlier_call_are_replaced_on_request(
+    checkpoint: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(checkpoint, images / "a.png", out) == 0
+    assert run(checkpoint, images, out) == 1
+    message = f"predict.py: {out}/classes.txt: expected no file, but got an output of an earlier call; add --overwrite"
+    assert message in capsys.readouterr().err
+    assert run(checkpoint, images, out, "--overwrite") == 0
+    with (out / LIST).open("a") as lines:
+        lines.write('\n["labels/b.pn')  # by a call that was killed
+    assert run(checkpoint, images, out, "--overwrite") == 0
+    (out / "labels" / "a.png").write_bytes((out / "labels" / "b.png").read_bytes())  # corrected by hand, say
+    assert run(checkpoint, images, out, "--overwrite") == 1
+    assert f"{out}/labels/a.png: expected no file, or an output of an earlier call" in capsys.readouterr().err
+
+
+def test_a_bad_image_is_skipped_and_listed(
+    checkpoint: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (images / "b.png").write_bytes(b"no")
+    assert run(checkpoint, images, tmp_path / "out") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"2 images: {tmp_path / 'out'}"
+    assert lines[1].startswith(f"predict.py: {images}/b.png: can't be read as an image")
+    assert lines[2:] == ["predict.py: skipped 1 of 3 images"]
+    assert written(tmp_path / "out") == {LIST, "classes.txt", "labels/a.png", "labels/c.png"}
+
+
+def test_progress_is_lines_but_on_a_terminal(
+    checkpoint: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever FORCE_COLOR and TTY_COMPATIBLE say."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    assert run(checkpoint, images, tmp_path / "first") == 0
+    assert capsys.readouterr().err == f"3 images: {tmp_path / 'first'}\n"
+    monkeypatch.setattr("edgeloss.cli.progress._SECONDS", 0.0)
+    assert run(checkpoint, images, tmp_path / "second") == 0
+    lines = [f"edgeloss: {done} of 3 images after 0 s; {name}" for done, name in enumerate(SIZES)]
+    assert capsys.readouterr().err.splitlines() == [*lines, f"3 images: {tmp_path / 'second'}"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run(checkpoint, images, tmp_path / "third") == 0
+    assert "\x1b" in capsys.readouterr().err
+
+
+def test_images_of_one_name_in_subfolders(checkpoint: Path, images: Path, tmp_path: Path) -> None:
+    for city in ("bonn", "ulm"):
+        shutil.copytree(images, tmp_path / "cities" / city)
+    assert run(checkpoint, tmp_path / "cities", tmp_path / "out") == 0
+    labels = {f"labels/{city}/{name}.png" for city in ("bonn", "ulm") for name in SIZES}
+    assert written(tmp_path / "out") == {LIST, "classes.txt", *labels}
 
 
 def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from page_data import parts_of
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from edgeloss.integrations.run_page import Row, write_run_page
+from edgeloss.integrations.run_page import Row, best_epoch, write_run_page
 from edgeloss.viz import compute_arrays
 from edgeloss.viz.coloring import read_look
 
@@ -32,9 +32,9 @@ def row_of(epoch: int, miou: float | None = None) -> Row:
     row: dict[str, float | None] = {"epoch": epoch, "lr": 0.01 / epoch, "edge_weight": 0.5, "seconds": 40.0}
     row |= {"images_per_second": 12.5}
     for split in ("train", "val"):
-        terms = ("loss", "cross_entropy", "same_side", "other_side")
+        terms = ("loss", "cross_entropy", "edge_focused", "region")
         row |= {f"{split}/{name}": place + 1 / epoch for place, name in enumerate(terms)}
-    row |= {f"train/gradient_share/{name}": 1 / 3 for name in ("cross_entropy", "same_side", "other_side")}
+    row |= {f"train/gradient_share/{name}": 1 / 3 for name in ("cross_entropy", "edge", "region")}
     row |= {"val/miou": miou, "val/boundary_iou": miou / 2, "val/boundary_f1_1": None}
     for k, name in enumerate(CLASSES):
         row |= {f"val/iou/{name}": miou + k / 100, f"val/boundary_iou/{name}": None, f"val/boundary_f1_1/{name}": miou}
@@ -59,7 +59,7 @@ def curves_of(path: Path) -> dict[tuple[str, str], list[float | None]]:
 
 
 def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tmp_path: Path) -> None:
-    weights = {"cross_entropy": 1.0, "same_side": 0.5, "other_side": 100.0}
+    weights = {"cross_entropy": 1.0, "edge_focused": 0.5, "region": 100.0}
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(4)]  # a gap is a gap
     with pytest.raises(ValueError, match="history: expected at least one epoch, but got none"):
         write_run_page(tmp_path, [], CLASSES, [])
@@ -69,15 +69,32 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert drawn["Loss", "training, mean of the steps"] == [row["train/loss"] for row in history]
     assert drawn["Loss", "validation, after the epoch"] == [row["val/loss"] for row in history]
     assert drawn["IoU in validation", "mean IoU"] == [0.1, None, 0.4]
-    assert drawn[TERMS[0], "other side"] == [400.0, 350.0, 325.0]
-    assert drawn[TERMS[1], "same side"] == [1.5, 1.25, 1.125]
+    assert drawn[TERMS[0], "region"] == [400.0, 350.0, 325.0]
+    assert drawn[TERMS[1], "edge focused"] == [1.5, 1.25, 1.125]
     assert drawn["Learning rate", "learning rate"] == [0.01, 0.005, 0.0025]
     assert "boundary F1, 1 px" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
     (note,) = parts_of(path.read_text("utf-8"), "note")
     assert note["text"].startswith("Constant, and not drawn: ")
     assert "Weight of the edge terms, edge weight: 0.5" in note["text"]
-    assert "Share of each term in the gradient, same side: 33.3%" in note["text"]
+    assert "Share of each term in the gradient, edge: 33.3%" in note["text"]
+
+
+def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
+    scores = zip((0.35, 0.39, 0.42), (0.62, 0.58, 0.60), strict=True)
+    history = [{**row_of(k, miou), "val/boundary_f1_1": f1} for k, (miou, f1) in enumerate(scores, 1)]
+    assert best_epoch(history) == ("val/miou", history[2])
+    assert best_epoch(history, "val/boundary_f1_1") == ("val/boundary_f1_1", history[0])
+    assert best_epoch(history, "val/boundary_f1_1", "min") == ("val/boundary_f1_1", history[1])
+    assert best_epoch(history, "nothing") == ("val/miou", history[2])
+    assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
+    page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
+    (tiles,) = parts_of(page, "tiles")
+    values = dict(tiles["values"])
+    assert (values["best epoch, by boundary F1, 1 px"], values["its mean IoU"]) == ("1", "35.0%")
+    assert (values["its boundary F1, 1 px"], values["last mean IoU"]) == ("62.0%", "42.0%")
+    (tables,) = parts_of(page, "tables")
+    assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
 
 
 def test_worst_images_are_thumbnails_of_their_errors_and_markup_is_text(tmp_path: Path) -> None:
@@ -108,7 +125,7 @@ def test_it_is_accessible(browse: Browse, axe: str, sized: Sized, width: int, da
 
 def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     history = [row_of(1), row_of(2, miou=0.75), row_of(3, miou=0.75), {**row_of(4), "skipped": 2}]
-    options = {"config": f"epochs: 4\noutput: {HOSTILE}", "weights": {"other_side": 1000.0}}
+    options = {"config": f"epochs: 4\noutput: {HOSTILE}", "weights": {"region": 1000.0}}
     shown = worst()
     page = browse(write_run_page(tmp_path, history, CLASSES, shown, **options))
 
@@ -122,8 +139,8 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert tiles == {
         "epochs": "4",
         "training time": "0:02:40",
-        "best mean IoU": "75.0%",
-        "best epoch": "2",
+        "best epoch, by mean IoU": "2",
+        "its mean IoU": "75.0%",
         "last mean IoU": "40.0%",
         "images per second": "12.5",
         "skipped steps, not finite": "2",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -15,7 +18,8 @@ from scenes import examined, patches, scene
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz import arrays, compute_arrays, panel
+from edgeloss.debug import diagnose
+from edgeloss.viz import arrays, compute_arrays, neighbors, panel, report
 from edgeloss.viz.arrays import Details
 
 
@@ -31,6 +35,59 @@ def test_one_image_needs_no_batch() -> None:
     # Compare booleans, labels and dicts of arrays by their bytes.
     one, other = compute_arrays(logits[0], target[0]), compute_arrays(logits, target)
     assert pickle.dumps(one) == pickle.dumps(other)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), label_smoothing=0.1),
+        EdgeAwareLoss(edge_class_weight=torch.tensor([0.3, 1.0, 4.0]), edge_focus=2, reduction="sum"),
+        EdgeAwareLoss(edge_class_weight=None, edge_focus=0, region_weight=0, power=-1, radius=2),
+        EdgeAwareLoss(validate="never", decay=2.0),
+    ],
+)
+def test_the_loss_and_its_terms_are_those_of_the_call(criterion: EdgeAwareLoss) -> None:
+    logits, target = patches(batch=2)
+    logits[1] *= 4
+    if criterion.validate == "never":
+        target[:, 8:12, 8:12] = 7  # ignored
+    for _ in range(2):
+        computed = compute_arrays(logits, target, criterion)
+        loss, terms = criterion(logits, target, return_terms=True)
+        expected = {"loss": loss, **terms}
+        if not criterion.region_weight:
+            del expected["region"]
+        assert computed.terms == pytest.approx({name: value.item() for name, value in expected.items()}, rel=1e-5)
+        assert ((computed.target < 0) == ((target == -100) | (target == 7)).numpy()).all()
+
+
+def test_shares_of_the_edge_terms() -> None:
+    """Those of the map of the loss, which adds up to the edge terms with their class weights and focus."""
+    logits, target = patches(batch=2)
+    logits[1] *= 4
+    criterion = EdgeAwareLoss(ce_weight=0, region_weight=0, reduction="none")
+    edges = criterion(logits, target)
+    expected = torch.stack([(edges * (target == k)).sum((1, 2)) for k in range(3)], 1).double()
+    expected /= expected.sum(1, keepdim=True)
+    np.testing.assert_allclose(compute_arrays(logits, target, criterion).edge_shares, expected, rtol=1e-5)
+    nothing = compute_arrays(logits[:1], torch.ones_like(target[:1]), criterion)
+    assert np.isnan(nothing.edge_shares).all()
+
+
+@pytest.mark.parametrize("draw", [compute_arrays, panel, report, diagnose])
+def test_labels_out_of_range_are_named_by_the_loss(draw: Any) -> None:
+    logits, target = patches(batch=2)
+    target[1, 20, 30], criterion = 9, EdgeAwareLoss()
+    with pytest.raises(
+        ValueError, match=r"target: expected labels 0 to 2, .*9 at 1 pixel, first at \[1, 20, 30\]"
+    ) as of:
+        criterion(logits, target)
+    if draw is diagnose:
+        found = [finding.message for finding in diagnose(criterion, logits, target).findings]
+        assert f"loss: ValueError: {of.value}." in found
+        return
+    with pytest.raises(ValueError, match=re.escape(str(of.value))):
+        draw(logits, target, criterion=criterion)
 
 
 def test_binary_is_the_two_class_case() -> None:
@@ -59,7 +116,7 @@ def test_half_precision_logits_are_differentiated_in_single(dtype: torch.dtype) 
 def test_every_reduction_has_a_gradient(reduction: Literal["mean", "sum", "none"]) -> None:
     logits, target = scene()
     logits = logits.double()  # arrays come from plain PyTorch, the loss from kernels, which round otherwise
-    criterion = EdgeAwareLoss(reduction=reduction).eval()
+    criterion = EdgeAwareLoss(reduction=reduction)
     leaf = logits.clone().requires_grad_()
     criterion(leaf, target).sum().backward()
     assert leaf.grad is not None
@@ -105,7 +162,7 @@ def test_the_gradient_of_the_region_term_is_a_part_of_that_of_the_loss() -> None
     assert without.region is None
     assert full.region is not None
     leaf = logits.clone().requires_grad_()
-    loss, terms = EdgeAwareLoss(ce_weight=0, edge_weight=0, region_weight=3).eval()(leaf, target, return_terms=True)
+    loss, terms = EdgeAwareLoss(ce_weight=0, edge_weight=0, region_weight=3)(leaf, target, return_terms=True)
     loss.backward()
     assert leaf.grad is not None
     np.testing.assert_allclose(full.region, leaf.grad.double().norm(dim=1), rtol=1e-5)
@@ -151,6 +208,29 @@ def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(parts.maps[name], values, rtol=1e-6)
     for given, expected in zip(found, details, strict=True):
         np.testing.assert_allclose(given, expected, rtol=1e-6)
+
+
+WIDE = """
+import resource, torch
+from edgeloss import EdgeAwareLoss
+from edgeloss.viz import panel, report
+
+logits = torch.randn(3, 48, 64)
+target = torch.randint(3, (3, 4)).repeat_interleave(16, 0).repeat_interleave(16, 1)
+for draw in (panel, report):
+    draw(logits, target)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, resource.RLIM_INFINITY))
+    draw(logits, target, criterion=EdgeAwareLoss(radius=100))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limits of the address space")
+def test_memory_of_a_wide_radius_is_not_that_of_all_pairs() -> None:
+    """9 million pairs, of some hundred bytes each, in 512 MiB."""
+    done = subprocess.run([sys.executable, "-c", WIDE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------- neighbors
@@ -222,6 +302,16 @@ def test_a_neighbor_that_is_not_finite_comes_first() -> None:
     assert found.step[:, 0, place].tolist() == [1, 1]
     assert math.isnan(found.nll[0, place])
     assert np.isfinite(found.nll[1:, place]).all()
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch, power: float) -> None:
+    logits, target = patches(22, 18)
+    criterion = EdgeAwareLoss(radius=2, decay=3.0, power=power)
+    whole, every = examined(logits, target, criterion, neighbors=8)
+    monkeypatch.setattr(neighbors, "_PAIRS", 100)
+    parts, some = examined(logits, target, criterion, neighbors=8)
+    assert pickle.dumps((whole.maps, every)) == pickle.dumps((parts.maps, some))
 
 
 def test_all_edge_pixels_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,24 @@ def peers_table() -> list[str]:
     return table("loss | ms: | × CE: | MB:", cells)
 
 
+def metrics_table() -> list[str]:
+    """Return time and memory of the boundary metrics and of other libraries."""
+    rows = sorted(read_rows(RESULTS / "metrics.jsonl"), key=lambda row: (row["size"][0], row["milliseconds"]))
+    cells = (
+        f"{r['metric']} | {r['size'][0]} × {r['size'][1]} | {r['milliseconds']:.1f} | {r['megabytes']:.0f}"
+        for r in rows
+    )
+    return table("metric | image | ms per image: | MB:", cells)
+
+
+def metrics_sentences() -> list[str]:
+    """Return how many images were measured, and on what."""
+    row = next(row for row in read_rows(RESULTS / "metrics.jsonl") if row["size"][0] == 512)
+    of = row["machine"]
+    versions = ", ".join(f"{name} {of[name]}" for name in ("torch", "monai", "torchmetrics"))
+    return [f"over {row['images']} images, on an {of['processor']} with {of['instructions']}, {versions}"]
+
+
 def gpu_table() -> list[str]:
     """Return times on a GPU: of the device, as a ratio, and of Python to enqueue a step."""
     cells = []
@@ -359,6 +377,12 @@ FIGURES = {
         f"python benchmarks/speed.py peers {MASKS} --output benchmarks/results/peers.jsonl",
         {"docs/quality-peers.md": peers_table},
         results="peers.jsonl",
+    ),
+    "metrics": Figures(
+        "python benchmarks/metrics_speed.py --output benchmarks/results/metrics.jsonl",
+        {"docs/performance.md": metrics_table},
+        {"docs/performance.md": metrics_sentences},
+        results="metrics.jsonl",
     ),
     "sets": Figures(
         f"{TABLE} configs/quality-sets.yaml",

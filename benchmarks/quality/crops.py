@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
+from edgeloss.metrics.counts import boundary_f1_counts, score_f1
+from edgeloss.metrics.measure import LabelMaps
 from pictures import save_figure
 
 if TYPE_CHECKING:  # slow to import, and not needed where nothing is drawn
@@ -86,14 +87,14 @@ def windows(split: Split, size: int) -> list[Window]:
     def count(window: Window, prediction: Tensor) -> Tensor:
         y = torch.stack([window.crop(prediction), window.crop(split.target)])[:, None]
         y = y.masked_fill(y[1] == split.void, -1)
-        return boundary_f1_counts(y, classes, RADIUS, class_agnostic=False, per_image=False).sum(1, keepdim=True)
+        return boundary_f1_counts(LabelMaps(y, classes), RADIUS).sum((0, 2))[:, None]
 
     scored = []
     for image, top, left in product(range(len(split.target)), tops, lefts):
         window = Window(image, top, left, size)
         counts = [count(window, prediction) for prediction in split.predictions.values()]
         if counts[0][3] >= 2 * size:  # pixels on the true borders; a straight border is one of two classes
-            scores = [f1_from_counts(of_loss, "macro", split.void).item() for of_loss in counts]
+            scores = [score_f1(of_loss).item() for of_loss in counts]
             scored.append(window._replace(scores=scores))
     if not scored:
         raise ValueError("--window: expected windows with enough border, but got none; choose a larger window")

@@ -71,21 +71,28 @@ void add_by_class(const A* value, const A* weight, const int32_t* y, int64_t n, 
   });
 }
 
-// The same of two classes, of which `flip` takes the other one than the pixel's.
+// Both sides of two classes: across the edge is the other class than that of the pixel.
 template <typename A>
-void add_by_class_of_two(const A* value, const A* weight, const int32_t* y, int64_t n, bool flip, double* sums) {
-  vectorized<A>([=]() EDGELOSS_LOOP {
-    A product[kTile], of_second[kTile];
-    if (!weigh(value, weight, n, product)) return;
-    const int32_t second = flip ? 0 : 1;
+void add_by_class_of_two(const A* value, const A* same, const A* other, const int32_t* y, int64_t n,
+                         const EdgeSums& sums) {
+  vectorized<A>([=, of_same = sums.same, of_other = sums.other]() EDGELOSS_LOOP {
+    int any = 0;  // mostly there is no edge nearby
+    for (int64_t j = 0; j < n; ++j) any |= (same[j] != A(0)) | (other[j] != A(0));
+    if (!any) return;
+    A first[2][kTile], second[2][kTile];  // of the pixels of either class
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      const A each = product[j];
-      of_second[j] = y[j] == second ? each : A(0);
-      product[j] = y[j] == second ? A(0) : each;
+      const A s = value[j] * same[j], o = value[j] * other[j], by_same = same[j] == A(0) ? A(0) : s;
+      const A by_other = other[j] == A(0) ? A(0) : o;
+      first[0][j] = y[j] == 1 ? A(0) : by_same;
+      second[0][j] = y[j] == 1 ? by_same : A(0);
+      first[1][j] = y[j] == 1 ? A(0) : by_other;
+      second[1][j] = y[j] == 1 ? by_other : A(0);
     }
-    sums[0] += sum_in_parts(product, n);
-    sums[1] += sum_in_parts(of_second, n);
+    of_same[0] += sum_in_parts(first[0], n);
+    of_same[1] += sum_in_parts(second[0], n);
+    of_other[1] += sum_in_parts(first[1], n);
+    of_other[0] += sum_in_parts(second[1], n);
   });
 }
 
@@ -151,9 +158,8 @@ double tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, const 
     of_pixels = ce;
   }
   if (map) std::copy_n(of_pixels, n, map);
-  if (tile.classes == 2) {
-    if (pixels.same) add_by_class_of_two(nll, pixels.same, pixels.y, n, false, sums.same);
-    if (pixels.other) add_by_class_of_two(nll, pixels.other, pixels.y, n, true, sums.other);
+  if (pixels.same && pixels.other) {
+    add_by_class_of_two(nll, pixels.same, pixels.other, pixels.y, n, sums);
   } else if (pixels.same) {
     add_by_class(nll, pixels.same, pixels.y, n, sums.same);
     add_others(pixels, m, r, sums.other);
@@ -214,28 +220,27 @@ EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>&
   A *own = out.own, *rest = out.rest, *spread = out.spread;
   smoothing.weight ? weights_of(smoothing.weight, y, n, own) : std::fill(own, own + n, A(1));
   pixels.weight ? std::copy_n(pixels.weight, n, spread) : std::fill_n(spread, n, A(1));
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) {
-    const A value = everywhere * spread[j], of_pixel = y[j] < 0 ? A(0) : value;
-    own[j] = own[j] * of_pixel * of_y;
-    spread[j] = of_pixel * uniform;
-    rest[j] = spread[j] * total;
-  }
-  if (!pixels.same) return;
-  const A *same = pixels.same, *other = pixels.other;
-  if (!other) {  // of more classes: those across the edge are in a list
-    A of_same[kTile];
-    weights_of(factors.same, y, n, of_same);
+  const auto fill = [=](const auto& edge) EDGELOSS_LOOP {
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) own[j] += of_same[j] * same[j];
-    return;
+    for (int64_t j = 0; j < n; ++j) {
+      const A value = everywhere * spread[j], of_pixel = y[j] < 0 ? A(0) : value;
+      own[j] = own[j] * of_pixel * of_y + edge(j);
+      spread[j] = of_pixel * uniform;
+      rest[j] = spread[j] * total;
+    }
+  };
+  const A *same = pixels.same, *other = pixels.other;
+  if (!same) return fill([](int64_t) EDGELOSS_LOOP { return A(0); });
+  if (!other) {  // of more classes: those across the edge are in a list
+    A scale[kTile];
+    weights_of(factors.same, y, n, scale);
+    return fill([same, scale = +scale](int64_t j) EDGELOSS_LOOP { return scale[j] * same[j]; });
   }
   const A same_0 = factors.same[0], same_1 = factors.same[1], other_0 = factors.other[0], other_1 = factors.other[1];
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) {
+  fill([=](int64_t j) EDGELOSS_LOOP {
     const A of_same = y[j] == 0 ? same_0 : same_1, of_other = y[j] == 0 ? other_1 : other_0;
-    own[j] += of_same * same[j] + of_other * other[j];
-  }
+    return of_same * same[j] + of_other * other[j];
+  });
 }
 
 // The gradient of two classes, of which the second has the slope; that of the first is its opposite.

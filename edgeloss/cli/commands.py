@@ -170,7 +170,9 @@ def _add_compare(parser: ArgumentParser) -> None:
 def _add_metrics(parser: ArgumentParser) -> None:
     """Compute metrics of predictions, per class and averaged.
 
-    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
+    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap). --scores all
+    adds distances of surfaces: the Hausdorff distance and its 95th percentile, their average, and surface Dice within 1
+    and 2 pixels, which are averaged over the images.
 
     For folders, files are matched by name, and pixels are counted over all images. A class that does not occur has no
     score and is left out of the mean.
@@ -178,8 +180,22 @@ def _add_metrics(parser: ArgumentParser) -> None:
     Examples:
       edgeloss metrics --pred predictions --mask masks --classes 11
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
+      edgeloss metrics --pred predictions --mask masks --classes 11 --scores all --per-image images.csv
     """
     _add_prediction(parser)
+    parser.add_argument(
+        "--scores", choices=("default", "all"), default="default", help="all for the distances of surfaces too."
+    )
+    parser.add_argument(
+        "--spacing",
+        type=_number(1e-100, 1e100),
+        nargs="+",
+        metavar="SIZE",
+        help="The size of a pixel, or its height and width: with --scores all, lengths are in it.",
+    )
+    parser.add_argument(
+        "--per-image", metavar="FILE.csv", type=Path, help="A file for the scores of each image and class."
+    )
     parser.add_argument(
         "--format", choices=("table", "csv", "json"), help="By default that of the suffix of --output, else a table."
     )

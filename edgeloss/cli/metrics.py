@@ -7,15 +7,12 @@ import io
 import math
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any
-
-from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss.cli.cases import Reader
-from edgeloss.cli.messages import rounded, to_json
+from edgeloss.cli.messages import rounded, say, to_json
 from edgeloss.cli.outputs import say_wrote, write
+from edgeloss.cli.scoring import Scoring, check_per_image
 from edgeloss.cli.work import Work, errors_named, read_split
-from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present
 
@@ -28,13 +25,11 @@ def metrics(options: Namespace) -> int:
     split = read_split(options)
     reader, work = Reader(options, split, needs_finite=True), Work(options, split)
     assert reader.num_classes is not None
-    shared: dict[str, Any] = {"ignore_index": reader.ignore_index, "average": "none"}
-    measures = {
-        "iou": MulticlassJaccardIndex(reader.num_classes, zero_division=math.nan, **shared),
-        "boundary_iou": BoundaryIoU(reader.num_classes, **shared),
-        **{f"boundary_f1_{radius}px": BoundaryF1(reader.num_classes, radius=radius, **shared) for radius in (1, 3, 5)},
-        "trimap_iou_3px": TrimapIoU(reader.num_classes, radius=3, **shared),
-    }
+    check_per_image(options.per_image, (options.pred, options.mask, options.output))
+    keeps_images = options.per_image is not None
+    scoring = Scoring(
+        options.scores, reader.num_classes, reader.ignore_index, options.spacing, keeps_images=keeps_images
+    )
     for files, said in work:
         said("measuring")
         with work.skipping(files):
@@ -43,14 +38,20 @@ def metrics(options: Namespace) -> int:
         if files.name in work.skipped:
             continue
         with errors_named(files):  # not to be skipped: some measures have counted it
-            for measure in measures.values():
-                measure.update(labels, case.target)
+            scoring.add(case.name, labels, case.target)
     if len(work.skipped) == len(work.cases):
         return work.finish()
-    scores = {name: measure.compute().tolist() for name, measure in measures.items()}
+    scores = scoring.scores()
     names = reader.names or [str(c) for c in range(reader.num_classes)]
     rows = {name: {metric: values[c] for metric, values in scores.items()} for c, name in enumerate(names)}
     mean = {metric: mean_of_present(values) for metric, values in scores.items()}
+    if options.per_image is not None:
+        write(options.per_image, scoring.images_as_csv(names).encode())
+        say_wrote(options.per_image)
+
+    if left_out := scoring.left_out(names):
+        counts = ", ".join(f"{name} in {count}" for name, count in left_out.items())
+        say(f"note: no distance in images where one of the maps lacks a class: {counts}")
 
     output = options.output
     form = options.format or ("table" if output is None else output.suffix.lower()[1:])

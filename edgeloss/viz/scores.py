@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
+from edgeloss.metrics.counts import boundary_f1_counts, score_f1
+from edgeloss.metrics.measure import LabelMaps
 
 _Array = npt.NDArray[Any]
 BORDER_RADIUS = 1  # pixels, the tolerance of boundary F1
@@ -42,7 +43,7 @@ class Scores(NamedTuple):
 
     Attributes:
         counts: [7, C], per class: valid pixels, valid pixels predicted as it, those of them that are right, and border
-            pixels as :func:`edgeloss.metrics.functional.boundary_f1_counts` returns them.
+            pixels as :func:`edgeloss.metrics.counts.boundary_f1_counts` returns them.
     """
 
     counts: _Array
@@ -72,7 +73,7 @@ class Scores(NamedTuple):
     @property
     def boundary_f1(self) -> _Array:
         """Boundary F1 of each class within ``BORDER_RADIUS`` pixels, nan for a class without a border."""
-        return f1_from_counts(torch.from_numpy(self.counts[3:]), "none", None).numpy()
+        return np.asarray(score_f1(torch.from_numpy(self.counts[3:])))
 
     @property
     def means(self) -> dict[str, float]:
@@ -116,9 +117,7 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     counts = [sum_by_class(values, classes) for values in (truth, found, np.where(truth == found, truth, -1))]
     failed = (found < 0) & ~void
     found[failed] = (truth[failed] + 1) % classes
-    borders = boundary_f1_counts(
-        torch.from_numpy(labels), classes, BORDER_RADIUS, class_agnostic=False, per_image=False
-    )
+    borders = boundary_f1_counts(LabelMaps(torch.from_numpy(labels), classes), BORDER_RADIUS).sum(0)
     return Scores(np.stack([*counts, *borders.numpy()]))
 
 

@@ -73,6 +73,57 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
     assert len({len(line) for line in lines}) == 1  # aligned columns
 
 
+def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
+    from edgeloss.metrics import BoundaryScores
+
+    ran = measure(run, folders, "--scores", "all", "--spacing", 2, "--per-image", folders / "images.csv", "--json")
+    assert ran.code == 0
+    assert re.search(wrote(folders / "images.csv"), ran.err)
+    scores = json.loads(ran.out)
+    metric = BoundaryScores(C, ignore_index=255, average="none", spacing=2)
+    target = torch.from_numpy(mask_array()).long()[None]
+    lines = [line.split(",") for line in (folders / "images.csv").read_text().splitlines()]
+    assert lines[0] == ["image", "class", "score", "value"]
+    images = {tuple(line[:3]): float(line[3] or "nan") for line in lines[1:]}
+    for name in "abc":
+        logits = torch.load(folders / "preds" / f"{name}.pt")
+        values = metric(logits.argmax(0)[None], target)
+        for score, of_class in values.items():
+            actual = [images[name, str(c), score] for c in range(C)]
+            assert actual == pytest.approx(of_class.tolist(), rel=1e-5, nan_ok=True)
+    for score, of_class in metric.compute().items():
+        actual = [scores["classes"][str(c)][score] for c in range(C)]
+        assert actual == pytest.approx(of_class.tolist(), rel=1e-5)
+    assert len(images) == 3 * C * len(scores["mean"])
+    Image.fromarray(np.zeros((H, W), np.uint8)).save(folders / "preds" / "a.png")
+    (folders / "preds" / "a.pt").unlink()
+    ran = measure(run, folders, "--scores", "all", "--spacing", 2, 2)
+    assert "no distance in images where one of the maps lacks a class: 1 in 1, 2 in 2" in ran.err
+    table = ran.out.splitlines()
+    assert len(table) == C + 2
+    assert "hausdorff distance 95" in table[0]
+
+    (folders / "notes.txt").write_text("mine")
+    for path, message in (
+        (folders / "preds", "expected another path than the inputs and --output, but got one of them"),
+        (folders / "out.csv", "expected another path than the inputs and --output, but got one of them"),
+        (folders, "expected a file to write to, but got a folder"),
+        (folders / "notes.txt", "expected a new file, but got another one; choose another --per-image"),
+    ):
+        ran = measure(run, folders, "--per-image", path, "-o", folders / "out.csv")
+        assert ran.code == 2
+        assert f"{path}: {message}" in ran.err
+    assert (folders / "notes.txt").read_text() == "mine"
+    assert measure(run, folders, "--per-image", folders / "images.csv").code == 0  # its own file again
+
+    ran = measure(run, folders, "--spacing", 0)
+    assert ran.code == 2
+    assert "--spacing: expected" in ran.err
+    ran = measure(run, folders, "--scores", "all", "--spacing", 1, 1, 1)
+    assert ran.code == 2
+    assert "--spacing: expected one size, or two, height and width, but got 3" in ran.err
+
+
 def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
     np.save(folder / "pred.npy", torch.randn(C, H, W).numpy())
     ran = run("diagnose", *arguments(folder))

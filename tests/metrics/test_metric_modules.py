@@ -13,7 +13,7 @@ from ranks import run_ranks
 from slow_metrics import FUNCTIONS, VOID, blobs
 from torchmetrics import Metric, MetricCollection
 
-from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, BoundaryScores, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
 
 CLASSES = {boundary_iou: BoundaryIoU, trimap_iou: TrimapIoU, boundary_f1: BoundaryF1}
 
@@ -84,9 +84,12 @@ def test_a_collection_shares_counts_only_where_they_are_the_same() -> None:
 
 def one_rank(rank: int, world: int, folder: Path) -> None:
     collection = MetricCollection({name.replace(" ", "_"): metric_of(name) for name in FUNCTIONS})
+    scores = BoundaryScores(4, ignore_index=VOID, reduction="images")
     for batch in batches()[rank::world]:
         collection.update(*batch)
-    torch.save(collection.compute(), folder / f"{rank}.pt")
+        if rank == 0:  # the others have no image
+            scores.update(*batch)
+    torch.save((collection.compute(), scores.compute()), folder / f"{rank}.pt")
 
 
 @pytest.mark.slow  # torchmetrics sums the counts of ranks; test_batch_by_batch_is_the_whole has those of batches
@@ -97,5 +100,11 @@ def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
         metric = metric_of(name)
         for batch in batches():
             metric.update(*batch)
-        for values in ranks:
+        for values, _ in ranks:
             assert torch.equal(values[name.replace(" ", "_")], metric.compute()), name
+    scores = BoundaryScores(4, ignore_index=VOID, reduction="images")
+    for batch in batches()[::2]:
+        scores.update(*batch)
+    for name, value in scores.compute().items():
+        for _, values in ranks:
+            assert torch.equal(values[name], value), name

@@ -10,7 +10,6 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -107,15 +106,6 @@ def gathers(logits: Tensor, power: float) -> bool:
 def uses_triton(logits: Tensor) -> bool:
     """Return whether the kernels of a call of the loss are those of Triton."""
     return logits.is_cuda or interprets
-
-
-def step_kernels(values: Tensor) -> ModuleType | None:
-    """Return the kernels for the numbers of a step on the device of some values, None where torch serves them."""
-    if not uses_triton(values) or type(values) is not Tensor or torch.compiler.is_compiling() or _why_no_triton():
-        return None
-    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
-        return None
-    return importlib.import_module("edgeloss.triton.step")
 
 
 def why_not_fused(

@@ -33,6 +33,7 @@ FORMS: dict[str, Form] = {
     "19 classes, bfloat16": ((2, 19, 64, 64), (64, 64), "bfloat16", {}),
     "19 classes, decay, smoothing": ((2, 19, 64, 64), (64, 64), "float32", {"decay": 2.0, "label_smoothing": 0.1}),
     "150 classes": ((2, 150, 64, 64), (64, 64), "float32", {}),
+    "150 classes, 40 images": ((40, 150, 16, 16), (16, 16), "float32", {"region_weight": 0.0}),
     "150 classes, upsampled": ((2, 150, 32, 32), (128, 128), "float32", {"upsample": True}),
     "4 classes, volume": ((1, 4, 16, 16, 16), (16, 16, 16), "float32", {}),
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
@@ -178,13 +179,14 @@ def main() -> int:
         rows = [row for rows in pool.map(compile_form, *zip(*jobs, strict=True)) for row in rows]
     columns = Row._fields[3:-1]
     print(f"{'form':30} {'target':8} {'kernel':16}", *columns)
-    bounds = json.loads(BOUNDS.read_text())
+    bounds, counted = json.loads(BOUNDS.read_text()), {row.form: {} for row in rows if row.target == FIRST}
     for row in rows:
         figures = (f"{getattr(row, name):{len(name)}}" for name in columns)
         print(f"{row.form:30} {row.target:8} {row.kernel:16}", *figures)
-        if given.write and row.target == FIRST:
-            bounds.setdefault(row.form, {})[row.kernel] = row.instructions
+        if row.target == FIRST:
+            counted[row.form][row.kernel] = row.instructions
     if given.write:
+        bounds |= counted
         lines = (f"{json.dumps(form)}: {json.dumps(kernels)}" for form, kernels in bounds.items())
         BOUNDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     messages = [*failures(rows, bounds)]

@@ -14,8 +14,9 @@ from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, new_outputs
 from edgeloss.inputs import result_dtype
 from edgeloss.neighborhoods import clipped
+from edgeloss.opaque import new_gradient
 from edgeloss.region import POOL, averages_of
-from edgeloss.triton import labels, loss, operators, step, upsampled
+from edgeloss.triton import edges, labels, loss, operators, sums, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps
 from edgeloss.triton.region import region_terms
@@ -31,6 +32,7 @@ from edgeloss.triton.tiles import (
     tile_of,
 )
 
+EDGE_PROGRAMS = 2048  # that add up the edge terms, each with a table of the classes
 OF_LABELS = 512  # pixels of a program that reads labels, 4 per thread: with 8 the weights spill registers
 COLUMNS = 32  # of them at most: square tiles have edges less often
 
@@ -65,7 +67,7 @@ class Call:
         is_long = self.is_upsampled or self.dtype == torch.float64
         self.block = tile_of(grid.pixels, 32 if is_long else 64 if logits.shape[1] > 2 else 128)
         of_labels = tile_of(grid.pixels, OF_LABELS)
-        self.signature = logits.shape, logits.stride(), shape, numbers, *given[:6], *others
+        self.signature = logits.shape, logits.stride(), shape, numbers, *given[:5], *others
         self.launch = launcher(*self.signature)
         self.columns = min(of_labels if INTERPRETED else COLUMNS, power_of_2(grid.size.width))
         self.rows = of_labels // self.columns
@@ -95,39 +97,43 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return what ``edgeloss.fused.Outputs`` has of a call, then the state that backward reads."""
     given = EdgeLossInputs(*args)
     numbers = Numbers.of(given.integers, given.reals)
-    sums, counts, region, weight, no_maps = outputs = new_outputs(given, numbers)
+    of_call, of_edges, region, weight, no_maps = outputs = new_outputs(given, numbers)
     maps = operators.new_maps(given, numbers)
     state = operators.state_of(maps, given, numbers)
     if given.target.numel() == 0:
         return *(values.zero_() for values in outputs), *state
-    with torch.cuda.device_of(sums):
+    with torch.cuda.device_of(of_call):
         call = Call(given, numbers)
         present = None if maps.class_map is None else torch.zeros_like(maps.class_map, dtype=torch.int8)
-        of_labels = _weigh(call, maps, present, counts.zero_() if counts.numel() else None)
-        pixels, block = call.grid.pixels, call.block
-        of_terms = call.empty(call.batch * cdiv(pixels, block), loss.TERMS.value, dtype=torch.float64)
+        of_labels = _weigh(call, maps, present)
+        pixels, block, of_image = call.grid.pixels, call.block, len(of_labels) // call.batch
+        of_terms = call.empty(call.batch * cdiv(pixels, block), dtype=torch.float64)
         call.over_logits(loss.forward_kernel, call.batch, pixels, block, maps, of_terms, pixels)
-        wrong = library.recorded_wrong(sums.device) if numbers.validate == VALIDATE["async"] else None
-        programs = of_terms, len(of_terms), of_labels, len(of_labels), len(of_labels) // call.batch
-        to = sums, weight if weight.numel() else None, wrong, present, maps, call.grid
-        rows, at_once, wide = len(sums) + call.batch, step.AT_ONCE, constant(power_of_2(call.grid.classes.value))
-        call.launch(step.collect_kernel, rows, at_once, at_once, *programs, *to, wide, warps=8, fuses=False)
+        tables, of_tables = _add_edges(call, maps, of_labels, of_edges)
+        wrong = library.recorded_wrong(of_call.device) if numbers.validate == VALIDATE["async"] else None
+        programs = of_terms, len(of_terms), of_labels, len(of_labels), of_image, tables, of_tables, call.batch
+        to = of_call, of_edges, weight if weight.numel() else None, wrong, present, maps, call.grid
+        rows, wide = len(of_call) + call.batch, constant(power_of_2(call.grid.classes.value))
+        if tables is not None:
+            rows += len(of_edges) * call.batch * cdiv(call.grid.classes.value, sums.CLASSES.value)
+        at_once = sums.AT_ONCE
+        call.launch(sums.collect_kernel, rows, at_once, at_once, *programs, *to, wide, warps=8, fuses=False)
         if present is None:
             region.zero_()
         else:
-            region_terms(*_averages(call, maps), maps.map_class, region, maps.slopes, call.launch)
-    return sums, counts, region, weight, no_maps, *state
+            region_terms(*_averages(call, maps), maps.map_class, region, maps.region_slopes, call.launch)
+    return *outputs, *state
 
 
-def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
+def _weigh(call: Call, maps: Maps, present: Tensor | None) -> Tensor:
     """Fill the maps that come from labels, and return the rows of sums that do, by program."""
     numbers, target, size = call.numbers, call.given.target, call.grid.size
     programs = call.tiles * cdiv(size.width, call.columns)
-    sums = call.empty(programs, labels.ROWS_OF_SUMS.value, dtype=torch.float64)
+    of_labels = call.empty(programs, labels.ROWS_OF_SUMS.value, dtype=torch.float64)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
-    call.over_labels(labels.read_labels_kernel, target, maps.label, present, sums, numbers.ignore_index)
+    call.over_labels(labels.read_labels_kernel, target, maps.label, present, of_labels, numbers.ignore_index)
     if not numbers.edges:
-        return sums
+        return of_labels
     if numbers.decay and call.given.distance is None:
         # As far as a neighbor of an edge pixel is from another class.
         batch = call.batch, *size
@@ -138,9 +144,22 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
         rows = Size(*constants((*reach[:2], 0))), constant((2 * reach[0] + 1) * (2 * reach[1] + 1))
         given = maps.label, nearest, maps.field, *rows, Size(*constants(numbers.spacing))
         call.over_labels(labels.find_distances_kernel, *given)
-    call.over_labels(labels.find_sides_kernel, maps, call.given.edge_class_weight, counts, sums)
-    call.over_labels(labels.weigh_pixels_kernel, maps)
-    return sums
+    call.over_labels(labels.find_sides_kernel, maps, of_labels)
+    call.over_labels(labels.weigh_pixels_kernel, maps, of_labels)
+    return of_labels
+
+
+def _add_edges(call: Call, maps: Maps, of_labels: Tensor, of_edges: Tensor) -> tuple[Tensor | None, int]:
+    """Add up the edge terms by image and class; return tables to be added up, of how many programs of an image."""
+    if maps.toward is None:
+        of_edges.zero_()
+        return None, 1
+    tiles = len(of_labels) // call.batch
+    programs = min(tiles, cdiv(EDGE_PROGRAMS, call.batch))
+    tables = of_edges if programs == 1 else of_edges.new_empty(programs, *of_edges.shape)
+    given = call.x, maps, of_labels, tables, tiles, programs, call.grid, constant(call.rows)
+    call.launch(edges.edge_sums_kernel, call.batch * programs, call.columns, call.columns, *given, warps=16)
+    return None if programs == 1 else tables, programs
 
 
 def _averages(call: Call, maps: Maps) -> tuple[Tensor, Tensor]:
@@ -153,25 +172,26 @@ def _averages(call: Call, maps: Maps) -> tuple[Tensor, Tensor]:
     return averages
 
 
-def backward(of_terms: Tensor, of_region: Tensor | None, logits: Tensor, *others: Any) -> Tensor:  # noqa: ANN401
+def backward(grad: Tensor | None, slopes: Tensor, edge_pixel_weight: None, logits: Tensor, *others: Any) -> Tensor:  # noqa: ANN401
     """Return the gradient of the logits; the arguments are those of the operator."""
-    (*tensors, integers, reals), gradient = others, operators.new_gradient(logits)
-    weights, state = tensors[:4], tensors[4:]
+    if edge_pixel_weight is not None:
+        raise ValueError("edge_pixel_weight: expected None, but got a tensor; pass backend='reference'")
+    (*tensors, integers, reals), gradient = others, new_gradient(logits)
+    weights, state = tensors[:3], tensors[3:]
     if state[0].numel() == 0:
         return gradient.zero_()
     given, numbers = EdgeLossInputs._make((logits, state[0], *weights, integers, reals)), Numbers.of(integers, reals)
     maps = operators.maps_of(state, given.distance)
     of_all = None if given.weight is None else given.weight.view(numbers.tables, -1).sum(1)
     with torch.cuda.device_of(logits):
-        call = Call(given, numbers, of_terms, of_region, *state)
+        call = Call(given, numbers, grad, slopes, *state)
         pixels, channels, per_part = call.grid.pixels, gradient.shape[1], call.batch
         if call.is_upsampled:
             per_part = max(1, upsampled.PART // (channels * pixels * gradient.element_size()))
         for first in range(0, call.batch, per_part):
             images = min(per_part, call.batch - first)
             g = call.empty(images, channels, pixels) if call.is_upsampled else gradient
-            to_terms = of_all, of_terms, None if maps.slopes is None else of_region
-            to = call.logits_in(g), maps, *to_terms, first
+            to = call.logits_in(g), maps, of_all, grad, slopes, call.batch * call.grid.classes.value, first
             call.over_logits(loss.backward_kernel, images, pixels, call.block, *to)
             if call.is_upsampled:
                 upsampled.add_up(call, g, gradient[first : first + images])

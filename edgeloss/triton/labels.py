@@ -1,10 +1,9 @@
 """Labels → the weights of the edge terms.
 
-With power 0, for the edge pixels i with the neighbors N(i), and with u_i the product of the pixel's weight and its
-class's,
+With power 0, for the edge pixels i of class c in an image, with the neighbors N(i) and the weights v_i,
 
-    Σ_E u S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { u_i / D_i  : i ∈ N(n), y_i = y_n }
-    Σ_E u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { u_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
+    Σ v S = Σ { A_n · -log p_n(c) : y_n = c }      A_n    = w_n · Σ { v_i / D_i  : i ∈ N(n), y_i = y_n }
+    Σ v O = Σ_n B_n(c) · -log(1 - p_n(c))          B_n(k) = w_n · Σ { v_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
 
 where D_i and D'_i are Σ w over the neighbors of i on its own side and across the edge. With decay, w = e^(-d / decay)
 counts from the nearest pixel of the side, whose distance is ``least``: no w underflows, however far the side is.
@@ -18,23 +17,23 @@ import triton.language as tl
 from edgeloss.reduction import SumRow
 from edgeloss.triton.tiles import EXACT, FAR, IGNORED, of_class, of_pixel, place_of, total
 
-# The rows of sums that come from labels alone, numbered from the first of them.
-ROWS_OF_SUMS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)
-WEIGHT, EDGE_WEIGHT, VALID, EDGES, WRONG = map(tl.constexpr, range(ROWS_OF_SUMS.value))
+# The rows of sums that come from labels alone, numbered from the first of them, and whether a tile has weights.
+WEIGHT, VALID, EDGES, WRONG = (tl.constexpr(row - SumRow.WEIGHT) for row in [*SumRow][SumRow.WEIGHT :])
+NEAR_EDGES, ROWS_OF_SUMS = tl.constexpr(len(SumRow) - SumRow.WEIGHT), tl.constexpr(len(SumRow) - SumRow.WEIGHT + 1)
 MANY = tl.constexpr(2**15)  # more than the pixels of a tile
 NONE = tl.constexpr(2**16 - 1)  # a number of pixels beyond all others
 
 
 @triton.jit
-def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Return the image of a program, its first pixel, its pixels [ROWS, TILE], in memory and by axis, and which exist.
+def tile_of_rows(n, size, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Return the image of tile n, its first pixel, its pixels [ROWS, TILE], in memory and by axis, and which exist.
 
     A tile is in one slice of a volume. The column in the tile is added last, in 64 bits: the compiler then knows which
     pixels of a thread follow each other.
     """
     parts = tl.cdiv(size.width, TILE)
     blocks = parts * tl.cdiv(size.height, ROWS)
-    slices, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    slices, block = n // blocks, n % blocks
     top, start = block // parts * ROWS, block % parts * TILE
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, TILE)[None, :]
     first = (slices.to(tl.int64) * size.height + top) * size.width + start
@@ -71,7 +70,7 @@ def neighbor(label, place, mask, n, grid):
 @triton.jit
 def read_labels_kernel(target, label, present, sums, ignore, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write which labels count, and which classes are in an image; add up their weights."""
-    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
+    image, first, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
     given = tl.load(target + to, mask=inside, other=0).to(tl.int64)
     is_read = inside & (given != ignore)
     ok = is_read & (given >= 0) & (given < grid.classes)
@@ -92,8 +91,8 @@ def read_labels_kernel(target, label, present, sums, ignore, grid, ROWS: tl.cons
         tl.store(of_program + WEIGHT, total(w))
     tl.store(of_program + VALID, valid.to(tl.float64))
     tl.store(of_program + WRONG, (both % MANY - valid).to(tl.float64))
-    tl.store(of_program + EDGE_WEIGHT, 0.0)  # unless there are edges
-    tl.store(of_program + EDGES, 0.0)
+    tl.store(of_program + EDGES, 0.0)  # unless there are edges
+    tl.store(of_program + NEAR_EDGES, 0.0)
 
 
 @triton.jit
@@ -103,7 +102,7 @@ def find_in_rows_kernel(label, nearest, reach, grid, ROWS: tl.constexpr, TILE: t
     That is (class · 2¹⁶ + distance) · 2¹⁶ + distance of the others, ``NONE`` beyond ``reach``: 0 and its own class,
     unless a pixel does not count.
     """
-    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
+    image, first, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
     # A loop that began with a constant class would have one class for all pixels of a thread, with Triton 3.6.
     one, d_others = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32), tl.full(to.shape, NONE, tl.int32)
     d = tl.where(one >= 0, 0, NONE)
@@ -122,7 +121,7 @@ def find_distances_kernel(
     label, nearest, field, reach, rows, spacing, grid, ROWS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write distances to the nearest pixel of another class in a window, from those in the rows around a pixel."""
-    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
+    image, first, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
     y = tl.load(label + to, mask=inside, other=IGNORED).to(tl.int32)
     least, zeros = tl.full(to.shape, FAR, grid.real), tl.zeros(to.shape, grid.real)
     for n in tl.range(rows):
@@ -156,9 +155,9 @@ def differ(label, first, to, place, grid, TIMES: tl.constexpr, ROWS: tl.constexp
 
 
 @triton.jit
-def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Write what edge pixels give to their neighbors; count them and add up their weights."""
-    image, first, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
+def find_sides_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Write what edge pixels give to their neighbors, and count them; ``across`` only in tiles that have some."""
+    image, first, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
     of_same = tl.zeros(to.shape, grid.real)
     least_same, least_across = tl.full(to.shape, FAR, grid.real), tl.full(to.shape, FAR, grid.real)
     if differ(maps.label, first, to, place, grid, 1, ROWS, TILE):
@@ -180,18 +179,11 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr
             same += tl.where(k == y, w, 0.0)
             across += tl.where((k >= 0) & (k != y), w, 0.0)
         is_edge = (across != 0) & (y >= 0)  # also with distances of nan: others read what it gives them
-        u = of_pixel(0, to, is_edge, grid) * of_class(class_weight, image, y, is_edge, grid)
-        of_same = tl.where(same != 0, u / tl.where(same != 0, same, 1.0), 0.0)
-        tl.store(maps.across + to, u / tl.where(is_edge, across, 1.0), mask=is_edge)
-        if counts is not None:  # integers: their sum does not depend on the order of the programs
-            k = tl.max(tl.where(is_edge, y, IGNORED))
-            while k >= 0:  # once for each class, not for each pixel: all additions are to a few addresses
-                here = tl.sum((is_edge & (y == k)).to(tl.int32)).to(tl.int64)
-                tl.atomic_add(counts + image % grid.tables * grid.classes + k, here, sem="relaxed")
-                k = tl.max(tl.where(is_edge & (y < k), y, IGNORED))
-        of_program = sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS
-        tl.store(of_program + EDGE_WEIGHT, total(u))
-        tl.store(of_program + EDGES, tl.sum(is_edge.to(tl.int32)).to(tl.float64))
+        v = of_pixel(0, to, is_edge, grid)
+        of_same = tl.where(same != 0, v / tl.where(same != 0, same, 1.0), 0.0)
+        tl.store(maps.across + to, v / tl.where(is_edge, across, 1.0), mask=inside)
+        edges = tl.sum(is_edge.to(tl.int32)).to(tl.float64)
+        tl.store(sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS + EDGES, edges)
     tl.store(maps.same + to, of_same, mask=inside)
     if grid.decay > 0:
         tl.store(maps.least_same + to, least_same, mask=inside)
@@ -209,12 +201,13 @@ def given(share, least, field, to, step, mask, grid):
 
 
 @triton.jit
-def weigh_pixels_kernel(maps, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Write the weights of the edge terms."""
-    image, origin, to, place, inside = tile_of_rows(grid.size, ROWS, TILE)
+def weigh_pixels_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Write the weights of the edge terms, and in ``sums`` whether a tile may have any."""
+    image, origin, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
     toward, against = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
     first, more = tl.full(to.shape, IGNORED, tl.int32), tl.zeros(to.shape, tl.int1)
     if differ(maps.label, origin, to, place, grid, 2, ROWS, TILE):
+        tl.store(sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS + NEAR_EDGES, 1.0)
         label = maps.label + to
         y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
         ok = y >= 0

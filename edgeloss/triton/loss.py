@@ -23,10 +23,22 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import further_class, further_weight
-from edgeloss.triton.tiles import FAR, IGNORED, area_of, exp, log1p, of_class, of_pixel, place_of, some, tile, total
+from edgeloss.triton.tiles import (
+    EXACT,
+    FAR,
+    IGNORED,
+    area_of,
+    exp,
+    log1p,
+    of_class,
+    of_pixel,
+    place_of,
+    some,
+    tile,
+    total,
+)
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
-TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
 UNROLLED = tl.constexpr(4)  # classes of a pixel whose loads do not wait for each other
 MANY = tl.constexpr(32)  # more classes than most images have
 
@@ -123,7 +135,7 @@ def seen_pixel(x, maps, image, p, inside, grid):
 def see_all(x, pixel, without):
     """Return pixels with the softmax of all classes but ``without``, which may be None."""
     m, r, top = pixel.m * 0 + LOWEST, pixel.r * 0 - 1, pixel.top
-    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
+    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if without is None else 2):  # which is seldom looked for
         v = load(x, pixel.at, c, pixel.read)
         if without is not None:
             v = tl.where(without == c, float("-inf"), v)
@@ -148,31 +160,54 @@ def toward(x, pixel, k, weight):
     q, left, is_likely = share(load(x, pixel.at, k, k >= 0), pixel)
     is_likely = is_likely & (k >= 0)
     here = tl.where(is_likely, 0.0, weight)
-    q = tl.where(here > 0, q, 0.0)
+    q = tl.where(here != 0, q, 0.0)
     return -here * log1p(-q), here * q / (1 - q), tl.where(is_likely, weight, 0.0)
 
 
-@triton.jit
-def across(x, pixel, b, start, maps, grid):
-    """Return what classes k across an edge give to pixels.
+class Factors(NamedTuple):
+    """What arrives at the sums of the terms, and at those by image and class of the edge terms."""
 
-    That is Σ b · -log(1 - p(k)) and Σ t of those that are not likely, b of the likely one, which one that is, m and r
-    without it, and the first class and its t.
+    grad: Any  # what arrives at the loss
+    slopes: Tensor  # its derivatives by the cross-entropy, S and O of each image and class, and R of each image
+    places: int  # images times classes
+
+
+@triton.jit
+def factor_of(to, place, mask):
+    """Return what arrives at places of the slopes, 0 outside of the mask."""
+    return to.grad * tl.load(to.slopes + place, mask=mask, other=0.0)
+
+
+@triton.jit
+def other_side_factor(x, to, image, k, mask):
+    """Return what arrives at O of classes k of an image."""
+    return factor_of(to, 1 + to.places + image * x.classes + k, mask).to(x.real)
+
+
+@triton.jit
+def across(x, pixel, b, image, maps, to, grid):
+    """Return what classes k across an edge give to the gradient of pixels; b is of the first of them.
+
+    That is Σ t of those that are not likely, b of the likely one, which one that is, m and r without it, and the first
+    class and its t; b and t times what arrives at O of their class.
     """
+    start = image * grid.pixels
     first = tl.load(maps.first + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
-    loss, of_first, of_likely = toward(x, pixel, first, tl.abs(b))
-    sum_t, likely = of_first, tl.where(of_likely > 0, first, IGNORED)
+    of_b = tl.abs(b) * other_side_factor(x, to, image, first, first >= 0)
+    unused, of_first, of_likely = toward(x, pixel, first, of_b)
+    sum_t, likely = of_first, tl.where(of_likely != 0, first, IGNORED)
     if some(b < 0):  # rare
-        for n in range(grid.window):
+        for n in range(grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)):
             k, weight = further_weight(n, maps, start + pixel.p, pixel.p, pixel.y, first, grid)
-            more, t, sure = toward(x, pixel, k, weight)
-            loss, sum_t, of_likely = loss + more, sum_t + t, of_likely + sure
-            likely = tl.where(sure > 0, k, likely)
+            weight *= other_side_factor(x, to, image, k, k >= 0)
+            unused, t, sure = toward(x, pixel, k, weight)
+            sum_t, of_likely = sum_t + t, of_likely + sure
+            likely = tl.where(sure != 0, k, likely)
     rest_m, rest_r = pixel.m, pixel.r
-    if some(of_likely > 0):  # the others may lie so far below that r is 0
+    if some(of_likely != 0):  # the others may lie so far below that r is 0
         rest = see_all(x, pixel, likely)
         rest_m, rest_r = rest.m, rest.r
-    return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first
+    return sum_t, of_likely, likely, rest_m, rest_r, first, of_first
 
 
 # ----------------------------------------------------------------------------------------------------------- forward
@@ -180,7 +215,7 @@ def across(x, pixel, b, start, maps, grid):
 
 @triton.jit
 def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
-    """Add up the terms of pixels, and write the statistics of their softmax where others read them."""
+    """Add up the cross-entropy of pixels, and write the statistics of their softmax where others read them."""
     image, p, inside = tile(count, TILE)
     y = tl.load(maps.label + image * grid.pixels + p, mask=inside, other=IGNORED).to(tl.int32)
     zeros = tl.zeros(p.shape, x.real)
@@ -190,32 +225,18 @@ def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
         tl.store(maps.m + to, pixel.m, mask=inside)
         tl.store(maps.r + to, pixel.r, mask=inside)
         tl.store(maps.top + to, pixel.top.to(tl.int16), mask=inside)
-    start, log_s = image * grid.pixels, log1p(pixel.r)
+    log_s = log1p(pixel.r)
     nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
     v = of_pixel(image, pixel.p, pixel.ok, grid)
     w = v * (1 - grid.smoothing) * of_class(grid.weight, image, pixel.y, pixel.ok, grid)
     entropy = tl.where(w == 0, 0.0, w * nll)
-    same, other = entropy * 0, entropy * 0
     if grid.smoothing > 0:
         every = entropy * 0
         for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
             of_c = log_s - (load(x, pixel.at, c, pixel.ok) - pixel.m)
             every += of_c * of_class(grid.weight, image, c, True, grid)
         entropy += tl.where(v == 0, 0.0, v * (grid.smoothing / x.classes * every))
-    if maps.toward is not None:
-        a = tl.load(maps.toward + start + pixel.p, mask=pixel.ok, other=0.0)
-        b = tl.load(maps.against + start + pixel.p, mask=pixel.ok, other=0.0)
-        same = tl.where(a == 0, 0.0, a * nll)
-        if x.classes == 2:
-            other = tl.where(b == 0, 0.0, b * nll)
-        elif some(b != 0):
-            loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, start, maps, grid)
-            rest = log_s - ((rest_m - pixel.m) + log1p(rest_r))
-            other = loss + tl.where(of_likely > 0, of_likely * rest, 0.0)
-    to = sums + tl.program_id(0).to(tl.int64) * TERMS
-    tl.store(to, total(entropy))
-    tl.store(to + 1, total(same))
-    tl.store(to + 2, total(other))
+    tl.store(sums + tl.program_id(0), total(entropy))
 
 
 # ---------------------------------------------------------------------------------------------------------- averages
@@ -275,7 +296,7 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
 def load_slopes(maps, image, start, a, grid):
     """Return the slopes of maps of an image at averages a, one for all pixels or one for each, 0 without a map."""
     of_image = image * grid.maps * area_of(grid.averages)
-    return tl.load(maps.slopes + of_image + start + a, mask=start >= 0, other=0.0)
+    return tl.load(maps.region_slopes + of_image + start + a, mask=start >= 0, other=0.0)
 
 
 @triton.jit
@@ -318,14 +339,16 @@ def mean_slope(x, maps, grid, pixel, image, average):
 
 
 @triton.jit(do_not_specialize=["first_image"])
-def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image, grid, TILE: tl.constexpr):
+def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_image, grid, TILE: tl.constexpr):
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
     pixel = seen_pixel(x, maps, image, p, inside, grid)
     at, y, ok = pixel.at, pixel.y, pixel.ok
-    rest = tl.zeros(p.shape, x.real)
-    spread = tl.load(factors).to(x.real) * of_pixel(image, p, ok, grid)
+    rest, to = tl.zeros(p.shape, x.real), Factors(1.0, slopes, places)
+    if grad is not None:
+        to = Factors(tl.load(grad).to(tl.float64), slopes, places)
+    spread = factor_of(to, 0, True).to(x.real) * of_pixel(image, p, ok, grid)
     own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
     if grid.smoothing > 0:
         spread *= grid.smoothing / x.classes
@@ -333,24 +356,27 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         if grid.weight is not None:
             of_all = tl.load(total_of_labels + image % grid.tables)
         rest += spread * of_all
-    b, t_likely, to_other = rest * 0, rest * 0, tl.load(factors + 2).to(x.real)
+    b, t_likely = rest * 0, rest * 0
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.toward is not None:
-        own += tl.load(factors + 1).to(x.real) * tl.load(maps.toward + start + p, mask=ok, other=0.0)
         b = tl.load(maps.against + start + p, mask=ok, other=0.0)
-        if x.classes == 2:
-            own += to_other * b
-        elif some(b != 0):
-            unused, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, start, maps, grid)
-            rest -= to_other * sum_t
-            of_first *= to_other
-            t_likely = to_other * of_likely / (1 + pixel.r)
+        if some(b != 0):
+            if x.classes == 2:
+                own += other_side_factor(x, to, image, 1 - y, b != 0) * b
+            else:
+                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
+                rest -= sum_t
+                t_likely = of_likely / (1 + pixel.r)
+        a = tl.load(maps.toward + start + p, mask=ok, other=0.0)
+        if some(a != 0):
+            own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
     average, base, to_region = p, rest * 0, rest * 0
-    if of_region is not None:
+    if maps.region_slopes is not None:
         z, row, column = place_of(p, grid.size)
         average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
         average = tl.where(ok_there, average, 0)
-        to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
+        of_image = factor_of(to, 1 + 2 * to.places + image // grid.tables, True).to(x.real)
+        to_region = tl.where(ok_there, of_image, 0.0)
         # Less the slope of the likeliest class nothing cancels where it is nearly sure: Σ_c e^(x_c - m) (g_c - base),
         # where the other classes add up to r.
         base = load_slopes(maps, image, of_class_map(maps, image, pixel.top, ok, grid), average, grid)
@@ -359,12 +385,11 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
     state = Slopes(pixel, 1 / (1 + pixel.r), own, of_label, rest, spread, first, of_first, average, base, to_region)
     if maps.first is None:
-        write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, None)
+        write_gradient(x, g, maps, in_part, image, inside, grid, state, None)
     elif some((b < 0) | (t_likely != 0)):  # rare
-        further = likely, rest_m, rest_r, t_likely, to_other
-        write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, further)
+        write_gradient(x, g, maps, in_part, image, inside, grid, state, (likely, rest_m, rest_r, t_likely, to))
     else:
-        write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, None)
+        write_gradient(x, g, maps, in_part, image, inside, grid, state, None)
 
 
 class Slopes(NamedTuple):
@@ -395,7 +420,7 @@ def write_class(x, g, in_part, image, inside, v, c, slope, state, further, more,
     if grid.smoothing > 0:
         gradient -= state.spread * of_class(grid.weight, image, c, (c < x.classes) & (c >= 0), grid)
     if further is not None:
-        likely, rest_m, rest_r, t_likely, to_other = further
+        likely, rest_m, rest_r, t_likely, of_terms = further
         # A likely class gives t to itself, which comes from the others, by their shares without it.
         below = tl.where(likely == c, 0.0, tl.minimum(v - rest_m, 0.0))
         gradient += tl.where(t_likely != 0, tl.where(likely == c, 1.0, -exp(below) / (1 + rest_r)) * t_likely, 0.0)
@@ -404,25 +429,25 @@ def write_class(x, g, in_part, image, inside, v, c, slope, state, further, more,
 
 
 @triton.jit
-def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, further):
+def write_gradient(x, g, maps, in_part, image, inside, grid, state, further):
     """Write the gradient by each class.
 
     Of many classes most have no map of averages: those that have are written again, with their slopes. So are those
     around pixels next to more than one.
     """
-    SPARSE: tl.constexpr = of_region is not None and x.classes > MANY
+    SPARSE: tl.constexpr = maps.region_slopes is not None and x.classes > MANY
     pixel, average = state.pixel, state.average
     # Of loads before a store: with slopes, more of them take longer.
-    PAIRS: tl.constexpr = x.classes == 2 or (of_region is not None and not SPARSE)
+    PAIRS: tl.constexpr = x.classes == 2 or (maps.region_slopes is not None and not SPARSE)
     numbers = (0,) if further is not None else (0, 1) if PAIRS else (0, 1, 2, 3)
     for start in range(0, x.classes, len(numbers)):
         values = [load(x, pixel.at, start + i, pixel.read & (start + i < x.classes)) for i in numbers]
         slopes = state.rest
-        if of_region is not None and not SPARSE:
+        if maps.region_slopes is not None and not SPARSE:
             starts = [of_class_map(maps, image, start + i, start + i < x.classes, grid) for i in numbers]
             slopes = [load_slopes(maps, image, of_map, average, grid) for of_map in starts]
         for i in tl.static_range(len(numbers)):
-            slope = None if of_region is None else 0.0 if SPARSE else slopes[i]
+            slope = None if maps.region_slopes is None else 0.0 if SPARSE else slopes[i]
             write_class(x, g, in_part, image, inside, values[i], start + i, slope, state, further, 0.0, grid)
     if SPARSE:
         place = 0
@@ -437,11 +462,11 @@ def write_gradient(x, g, maps, in_part, image, inside, of_region, grid, state, f
         k, weight = further_class(y * 0 + IGNORED, maps, start, pixel.p, y, state.first, grid)
         while some(k >= 0):
             v, of_average = load(x, pixel.at, k, k >= 0), None
-            if of_region is not None:
+            if maps.region_slopes is not None:
                 of_average = load_slopes(maps, image, of_class_map(maps, image, k, k >= 0, grid), average, grid)
             p, left, is_likely = share(v, pixel)
-            weight = tl.where(is_likely | (k < 0), 0.0, weight)
-            more = further[4] * weight * p / tl.where(weight > 0, left, 1.0)
+            weight = tl.where(is_likely | (k < 0), 0.0, weight * other_side_factor(x, further[4], image, k, k >= 0))
+            more = weight * p / tl.where(weight != 0, left, 1.0)
             write_class(x, g, in_part, image, inside, v, k, of_average, state, further, more, grid)
             seen = tl.where(k >= 0, k, grid.classes)
             k, weight = further_class(seen, maps, start, pixel.p, y, state.first, grid)

@@ -25,13 +25,13 @@ class Maps(NamedTuple):
     toward: Any  # A of the edge terms
     first: Any  # int16, of more than two classes, one of those with B > 0, -1 where there is none
     against: Any  # B of the other class of two, or of the first one, and then negative where there are more
-    across: Any  # u / D' of edge pixels, not written elsewhere
+    across: Any  # v / D' of edge pixels, 0 of others where their tile has some
     least_across: Any  # with decay, the distance that ``across`` counts from
     field: Any  # with decay, distances
-    slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
+    region_slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
     map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
     class_map: Any  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
-    same: Any = None  # u / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
+    same: Any = None  # v / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
     least_same: Any = None  # with decay, the distance that ``same`` counts from
 
 
@@ -54,16 +54,16 @@ def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
     decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
     return Maps(
         label=new(True, torch.int16),
-        m=new(keeps or regions),
-        r=new(keeps or regions),
-        top=new(keeps or regions, torch.int16),
+        m=new(keeps or regions or edges),
+        r=new(keeps or regions or edges),
+        top=new(keeps or regions or edges, torch.int16),
         toward=new(edges),
         first=new(several, torch.int16),
         against=new(edges),
         across=new(edges),
         least_across=new(decays),
         field=new(decays) if inputs.distance is None else inputs.distance,
-        slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
+        region_slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
         map_class=new(regions, torch.int16, of_maps),
         class_map=new(regions, torch.int32, (shape[0], classes)),
         same=new(edges),
@@ -94,8 +94,8 @@ def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     return *new_outputs(inputs, numbers), *state_of(new_maps(inputs, numbers), inputs, numbers)
 
 
-def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
-    return getattr(importlib.import_module("edgeloss.triton.call"), name)(*args)
+def _kernels(module: str, name: str, *args: Any) -> Any:  # noqa: ANN401
+    return getattr(importlib.import_module(f"edgeloss.triton.{module}"), name)(*args)
 
 
 NAMESPACE = "edgeloss_triton"
@@ -119,7 +119,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(f"reduce{REDUCE_SCHEMA}")
 for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
-    _LIBRARY.impl("edge_loss", partial(_kernels, "forward"), _device)
-    _LIBRARY.impl("edge_loss_backward", partial(_kernels, "backward"), _device)
-    _LIBRARY.impl("reduce", partial(_kernels, "reduce"), _device)
+    _LIBRARY.impl("edge_loss", partial(_kernels, "call", "forward"), _device)
+    _LIBRARY.impl("edge_loss_backward", partial(_kernels, "call", "backward"), _device)
+    _LIBRARY.impl("reduce", partial(_kernels, "sums", "reduce"), _device)
 operators = getattr(torch.ops, NAMESPACE)

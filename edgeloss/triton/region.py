@@ -21,13 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
+from edgeloss.region import LEAST_CONTRAST, LEAST_KNOWN, NOISE, POOL, SIDE
 from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, power_of_2, tile, tile_of
 
 ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
+SURE = tl.constexpr(LEAST_CONTRAST)
 ROWS = 2 if INTERPRETED else 14  # of a strip
 ROWS_OF_VOLUME = 2 if INTERPRETED else 5  # where a program adds up slopes, row by row in its code
 
@@ -253,10 +254,11 @@ def solve_kernel(
         k, m = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :]
         z = matrices_of(sums, k + 2 * D, m, share, AREA, SLICES, D)
         contrast = tl.sum(tl.where((k == m) & (k < D), z, 0.0))
-        # tr QQᵀ - tr ZZᵀ, in proportion to tr ZZᵀ: the difference of the two has no digits where R is small.
-        inside = (i < 2 * D) & (j < 2 * D)
+        # tr QQᵀ - tr ZZᵀ and tr ZQᵀ, in proportion to tr ZZᵀ: differences of traces have no digits where R is small.
+        inside, of_contrast = (i < 2 * D) & (j < 2 * D), tl.where(contrast > 0, contrast, 1.0)
         of_trace = inside & (i % D == j % D) & (j >= D)
-        excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / tl.where(contrast > 0, contrast, 1.0)
+        excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / of_contrast
+        sign = (1 - tl.sum(tl.where(of_trace, a, 0.0)) / of_contrast) / SURE
         of_q = A * (1 + tl.maximum(excess, 0.0))
         noise = tl.where((i < D) == (j < D), tl.where(i < D, of_q, of_q + A), -of_q)
         a = tl.where(inside & (i % D == j % D), a + noise, a)
@@ -280,17 +282,26 @@ def solve_kernel(
                 write_pivot(a, rows, i, j, n, 2 * D, 2 * D)
                 tl.debug_barrier()
                 a = swept(a, rows, i, j, n, 2 * D, 2 * D)
-            tl.store(values, 1 + (entropy(rows, D, D, K) - known) / scale)
+            left = 1 + (entropy(rows, D, D, K) - known) / scale
+            explained = tl.where(left < 0, 1.0, 1 - left)
+            of_sign = tl.where(tl.abs(sign) < 1, explained / (SURE * contrast), 0.0)
+            sign = tl.where(sign > 1, 1.0, tl.where(sign < -1, -1.0, sign))
+            tl.store(values, 1 - sign * explained)
             tl.store(values + 1, 1.0)
             tl.store(minus_w + i * (2 * D) + j, a, mask=inside)
             tl.debug_barrier()  # others read it
             of_noise = tl.where(excess > 0, A / contrast, 0.0)
-            write_slopes(minus_w, sums, slopes, of_noise, 1 / (scale * AREA), share, SLICES, D, K)
+            units = tl.where(left < 0, 0.0, sign / (scale * AREA)), of_sign / AREA
+            write_slopes(minus_w, sums, slopes, of_noise, units, share, SLICES, D, K)
 
 
 @triton.jit
-def write_slopes(minus_w, sums, slopes, of_noise, unit, share, SLICES: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
-    """Write the slopes by members k: of z and r at each displacement, and a constant."""
+def write_slopes(minus_w, sums, slopes, of_noise, units, share, SLICES: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
+    """Write the slopes by members k: of z and r at each displacement, and a constant.
+
+    The units are the factor of the slopes of U, and what the sign takes from that of a member by itself.
+    """
+    of_left, of_sign = units
     LENGTH: tl.constexpr = 50 * SLICES
     k, other, n = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :], tl.arange(0, 256 if D == 27 else 64)[None, :]
     to, inside = slopes + k * (LENGTH + 1), (k < D) & (other < D)
@@ -300,7 +311,8 @@ def write_slopes(minus_w, sums, slopes, of_noise, unit, share, SLICES: tl.conste
     of_z = tl.load(of_r, mask=inside, other=0.0) - tl.load(of_q, mask=inside, other=0.0)
     of_r = tl.load(of_r + D, mask=inside, other=0.0) - tl.load(of_q + D, mask=inside, other=0.0) - of_z
     of_noise = tl.where(k == other, of_noise * -tl.sum(tl.where(k == other, of_r, 0.0)), 0.0)
-    of_z, of_r = (of_z + of_noise) * unit, (of_r - of_noise) * unit
+    of_z = tl.where(of_left == 0, 0.0, (of_z + of_noise) * of_left) - tl.where(k == other, of_sign, 0.0)
+    of_r = tl.where(of_left == 0, 0.0, (of_r - of_noise) * of_left)
     of_other = sums + other * (SLICES * PRODUCTS) + 4 * AHEAD
     z_l, r_l = tl.load(of_other, mask=other < D, other=0), tl.load(of_other + 1, mask=other < D, other=0)
     depth_k, row_k, column_k = member_of(k)

@@ -50,7 +50,7 @@ def find_only(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
 
 
 def main(calls: int) -> None:
-    """Run random calls, options and steps, each more than once."""
+    """Run random calls, options and devices, each more than once."""
     triton.runtime.driver.set_active(_Driver(FIRST))
     JITFunction._do_compile, JITFunction.run = compile_nothing, find_only
     library.interprets = True  # CPU tensors take the kernels of GPUs
@@ -65,16 +65,18 @@ def main(calls: int) -> None:
     upsampled.PART = 1  # an image at a time
     y = torch.zeros(3, 10, 10, dtype=torch.int64)
     given: list[dict[str, Any]] = [{}, {"weight": torch.ones(3)}, {"pixel_weight": torch.ones(y.shape)}]
-    given += [{"radius": 2}, {"decay": 2.0}, {"decay": 3.0}, {"label_smoothing": 0.1}, {"region_weight": 3.0}]
+    given += [{"radius": 2}, {"decay": 2.0}, {"decay": 3.0}, {"label_smoothing": 0.1}, {"region_weight": 0.0}]
+    given += [{"reduction": "sum"}, {"edge_focus": 0.0}, {"edge_focus": 3.0}, {"edge_class_weight": None}]
+    given += [{"edge_class_weight": torch.ones(3), "normalizer": (9.0, n)} for n in (9.0, torch.ones(3))]
     for size, options in itertools.product((10, 5, 10, 5), given):
         x = torch.zeros(3, 3, size, size, requires_grad=True)
         edge_aware_loss(x, y, backend="fused", validate="never", upsample=True, **options).backward()
     for classes, device in itertools.product((1, 2, 19), (0, 1)):
         _Driver.get_current_device = torch.Tensor.get_device = lambda *_, device=device: device
         criterion = EdgeAwareLoss(backend="fused", validate="never")
-        for size in (12, 12, 16, 12, 16):
-            x = torch.zeros(2, classes, size, size, requires_grad=True)
-            criterion(x, torch.zeros(2, size, size, dtype=torch.int64)).backward()
+        for size, images in itertools.product((12, 16), (2, 200, 2, 200)):
+            x = torch.zeros(images, classes, size, size, requires_grad=True)
+            criterion(x, torch.zeros(images, size, size, dtype=torch.int64)).backward()
     assert launches["again"] > launches["first"] > 0, launches
     print(launches)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from recorded import check_registration, operators_of
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
-from edgeloss import EdgeAwareLoss, check, fused, library
+from edgeloss import check, fused, library
 from edgeloss.functional import edge_aware_loss
+from edgeloss.options import Options
+from edgeloss.reduction import EdgeRow, Evaluation, Regions, SumRow, combine, focus_nodes
 from edgeloss.triton import operators
 
 TRITON = Column("fused", interpreted=True)
@@ -38,7 +41,9 @@ def call(
 def test_operators_are_as_torch_expects_them(classes: int, decay: float | None) -> None:
     x, y, options = call(classes, (7, 8), decay=decay)
     calls = operators_of(lambda: TRITON.loss(x, y, **options).backward())
-    assert len(calls) == 2
+    assert [operator.name() for operator, _ in calls] == [
+        f"edgeloss_triton::{name}" for name in ("edge_loss", "reduce", "edge_loss_backward")
+    ]
     for operator, arguments in calls:
         check_registration(operator, [*arguments.values()])
 
@@ -86,7 +91,7 @@ def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.Monk
     monkeypatch.setattr(tiles, "launch", record)
     with torch.no_grad():
         assert torch.equal(TRITON.loss(x, y, **options), expected)
-    assert kernels[-4:] == ["products_kernel", "solve_kernel", "means_kernel", "weigh_kernel"]
+    assert kernels[-4:] == ["products_kernel", "solve_kernel", "means_kernel", "reduce_kernel"]
 
 
 def test_kernels_launched_again_are_those_of_triton() -> None:
@@ -103,20 +108,110 @@ def test_distances_of_nan_reach_the_loss() -> None:
     assert terms["edge_fraction"] == expected["edge_fraction"] > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"edge_focus": 0.0}, {"edge_class_weight": None}])
-def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, _ = call(3, (10, 11))
-    y = (y[:, None] == torch.arange(3).view(1, 3, 1, 1)).long() if "multilabel" in options else y
-    results = []
-    for interprets in (False, True):
-        monkeypatch.setattr(library, "interprets", interprets)
-        criterion = EdgeAwareLoss(ignore_index=255, backend="fused" if interprets else "reference", **options)
-        values: list[torch.Tensor] = []
-        for step in range(3):
-            loss = criterion(x.double(), y.roll(step, -1))
-            values += [loss, *torch.autograd.grad(2 * loss, x), *(kept.clone() for kept in criterion.buffers())]
-        results.append(values)
-    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+def sums_of(images: int, classes: int, tables: int, regions: int) -> list[torch.Tensor]:
+    """Return random sums of a call: most images have few of the classes, and terms from 0 to beyond t_0."""
+    random = torch.Generator().manual_seed(images)
+
+    def uniform(*size: int) -> torch.Tensor:
+        return torch.rand(size, generator=random, dtype=torch.float64)
+
+    n = 50 * uniform(images, classes) * (uniform(images, classes) < 0.4)
+    terms = n * 4 * uniform(2, images, classes) ** 3
+    edge_sums = torch.cat([n[None], terms]).view(3, images * tables, classes // tables)
+    return [100 * uniform(len(SumRow)), edge_sums, uniform(regions), 9 * uniform(regions)]
+
+
+def terms_of(sums: list[torch.Tensor], given: dict[str, Any], options: Options, tables: int) -> list[torch.Tensor]:
+    """Return the loss of sums, its figures and its derivatives, by plain PyTorch."""
+    of_call, edge_sums, region, weight = (values.clone().requires_grad_() for values in sums)
+    evaluation = Evaluation(of_call, edge_sums.view(3, -1, edge_sums.shape[2] * tables), None, Regions(region, weight))
+    inputs = SimpleNamespace(
+        tables=tables, is_balanced=given["is_balanced"], edge_class_weight=given["u"], normalizer=None
+    )
+    combined = combine(evaluation, inputs, options, given["normalizer"])  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(combined.loss, [of_call, edge_sums, region], materialize_grads=True)
+    slopes = gradients[0][:1], gradients[1][EdgeRow.SAME_SIDE :].flatten(), gradients[2]
+    return [combined.loss.detach(), torch.cat(slopes), combined.values]
+
+
+GIVEN: list[dict[str, Any]] = [
+    {},
+    {"edge_focus": 0.0, "balanced": False},
+    {"edge_focus": 0.5, "reduction": "sum"},
+    {"edge_focus": 32.0, "region_weight": 0.0, "other_side_weight": 0.4},
+    {"balanced": False, "u": True, "same_side_weight": 0.0, "normalizer": 1},
+    {"balanced": False, "edge_weight": 0.0, "normalizer": 0},
+    {"normalizer": 1, "ce_weight": 0.0},
+    {"other_side_weight": 0.0, "same_side_weight": 0.0},
+]
+SIZES = [(3, 2, 1), (0, 5, 1), (2, 1500, 1), (600, 8, 4), (1500, 2, 1)]  # images, classes and tables
+REDUCED = [(size, GIVEN[0]) for size in SIZES] + [(size, given) for size in [(4, 6, 3), (70, 40, 1)] for given in GIVEN]
+
+
+@pytest.mark.parametrize(("size", "given"), REDUCED, ids=str)
+def test_the_loss_of_sums_is_that_of_the_reference(size: tuple[int, int, int], given: dict[str, Any]) -> None:
+    """In one program, and of many images or classes in several."""
+    images, classes, tables = size
+    given, numbers = dict(given), torch.linspace(0.0, 3.0, classes, dtype=torch.float64)
+    u = numbers.float() if given.pop("u", False) else None
+    is_balanced, normalizer = given.pop("balanced", True), given.pop("normalizer", None)
+    if normalizer is not None:  # W and n, or W and E
+        normalizer = torch.cat([torch.tensor([70.0]), 20 * numbers]) if normalizer else torch.tensor([70.0, 9.0])
+        normalizer = normalizer.double()
+    options, sums = Options(**given), sums_of(images, classes, tables, images if given.get("region_weight", 1) else 0)
+    of_call = {"is_balanced": is_balanced, "u": u, "normalizer": normalizer}
+    expected = terms_of(sums, of_call, options, tables)
+    weights = options.ce_weight, options.edge_weight, options.other_side_weight, options.same_side_weight
+    weights += options.region_weight, options.edge_focus
+    of_loss = u, normalizer, tables, is_balanced, options.reduction == "mean", True, *weights
+    found = operators.operators.reduce(*sums, *of_loss, *focus_nodes(options.edge_focus))
+    torch.testing.assert_close([*found], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_infinite_terms_without_a_weight_do_not_reach_the_loss() -> None:
+    """Nor those of classes with u = 0, nor what images without edges of a class have."""
+    sums = sums_of(2, 3, 1, 2)
+    sums[0][SumRow.CROSS_ENTROPY], sums[1][EdgeRow.SAME_SIDE], sums[1][EdgeRow.OTHER_SIDE, :, 1] = (torch.inf,) * 3
+    sums[2][:] = torch.nan
+    u, nodes = torch.tensor([1.0, 0.0, 2.0]), focus_nodes(8.0)
+    weights = 0.0, 1.0, 1.0, 0.0, 0.0, 8.0
+    loss, slopes, _ = operators.operators.reduce(*sums, u, None, 1, False, True, True, *weights, *nodes)
+    assert 0 < loss < torch.inf
+    assert slopes.isfinite().all()
+    of_same, of_other = slopes[1:13].view(2, 2, 3)
+    assert not of_same.any()
+    assert not of_other[:, 1].any()
+    assert of_other[:, [0, 2]][sums[1][EdgeRow.WEIGHT][:, [0, 2]] > 0].all()
+
+
+def test_maps_of_the_loss_are_not_those_of_kernels() -> None:
+    x, y, options = call(3)
+    calls = operators_of(lambda: TRITON.loss(x, y, **options).backward())
+    operator, arguments = calls[-1]
+    with pytest.raises(
+        ValueError, match="edge_pixel_weight: expected None, but got a tensor; pass backend='reference'"
+    ):
+        operator(*{**arguments, "edge_pixel_weight": torch.ones(y.shape)}.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"radius": 2, "edge_focus": 0.0}, {"multilabel": True}])
+def test_gradients_of_a_negative_multiple_are_those_of_the_reference(options: dict[str, Any]) -> None:
+    """Where the prediction is sure of a class across the edge, which the others take the gradient of."""
+    x, y, _ = call(4, (9, 10))
+    y = torch.stack([(y == k).long() for k in range(4)], 1) if "multilabel" in options else y
+    x = (x.detach().double() + 30 * one_hot_of_neighbors(y, x)).requires_grad_()
+    gradients = []
+    for column in (TRITON, Column("reference")):
+        loss = -0.3 * column.loss(x, y, edge_class_weight="balanced", **options)
+        gradients += torch.autograd.grad(loss, x)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-14)
+
+
+def one_hot_of_neighbors(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return 1 for the class of the pixel to the left, of every third row."""
+    shown = y.roll(1, -1)
+    marked = shown if y.dim() == x.dim() else torch.nn.functional.one_hot(shown, x.shape[1]).movedim(-1, 1)
+    return marked * (torch.arange(x.shape[-2]) % 3 == 0).view(-1, 1)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +230,7 @@ def test_tiles_as_small_as_those_of_a_device_agree(
 
     monkeypatch.setattr(call, "INTERPRETED", False)
     monkeypatch.setattr(call, "COLUMNS", 8)
+    monkeypatch.setattr(call, "EDGE_PROGRAMS", 3)
     monkeypatch.setattr(call, "tile_of", lambda _, on_device: 64 if on_device == call.OF_LABELS else 1024)
     y = torch.zeros(1, 19, 27, dtype=torch.int64)
     y[:, 9, 9], y[:, 12:, 18:], y[:, :3, 22:] = 1, 2, -100
@@ -162,14 +258,15 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
     from edgeloss.triton import call as calls
-    from edgeloss.triton import region, tiles, upsampled
+    from edgeloss.triton import region, sums, tiles, upsampled
 
     kernels = []
     monkeypatch.setattr(tiles, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))
     monkeypatch.setattr(operators.operators.edge_loss, "default", calls.forward)
     monkeypatch.setattr(operators.operators.edge_loss_backward, "default", calls.backward)
+    monkeypatch.setattr(operators.operators.reduce, "default", sums.reduce)
     mode = FakeTensorMode()
-    for module, name in ((region, "_parts"), (upsampled, "_along")):
+    for module, name in ((region, "_parts"), (upsampled, "_along"), (sums, "_quadrature")):
 
         def made_before(*args: Any, make: Any) -> Any:
             with unset_fake_temporarily():
@@ -189,5 +286,5 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
         loss.backward()
         with pytest.raises(DataDependentOutputException):  # such a read is noticed
             loss.item()
-    assert {"forward_kernel", "backward_kernel"} < {*kernels}
+    assert {"forward_kernel", "reduce_kernel", "backward_kernel"} < {*kernels}
     assert ("adjoint_kernel" in kernels) == ("upsample" in options)

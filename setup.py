@@ -141,14 +141,9 @@ def start(pool: ThreadPoolExecutor, units: list[Unit]) -> list[Future[Path]]:
 
 
 def index_page() -> str:
-    """Return the README with absolute links: on the page of a package index nothing is next to it."""
-    project = Path("pyproject.toml").read_text()
-    repository, version = (
-        re.findall(rf'^{key} = "(.+)"$', project, re.MULTILINE)[0] for key in ("Repository", "version")
-    )
-    raw = repository.replace("github.com", "raw.githubusercontent.com")
-    text = re.sub(r"(!\[[^\]]*\]\()(?!http|#)", rf"\g<1>{raw}/v{version}/", Path("README.md").read_text())
-    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!http|#)", rf"\g<1>{repository}/blob/v{version}/", text)
+    """Return the README without what lives next to it: pictures with their captions, and links to other files."""
+    text = re.sub(r"<picture>.*?</picture>\s*(\*[^*]+\*\s*)?", "", Path("README.md").read_text(), flags=re.DOTALL)
+    return re.sub(r"\[([^\]]*)\]\((?!http|#)[^)]*\)", r"\g<1>", text)
 
 
 setup(

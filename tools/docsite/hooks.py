@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from mkdocs.structure.pages import Page
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KATEX = ROOT / "build" / "katex" / "dist"
-REPOSITORY = re.findall(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
 # The modules of the API; where it is not all that a module exports, the names.
 API = {
     "edgeloss": ("EdgeAwareLoss", "LossMaps", "backends", "check"),
@@ -28,16 +26,10 @@ API = {
     "edgeloss.numerics": (),
 }
 COMMANDS = re.compile(r"^```\n(?=(?:edgeloss|make|pip|python) )", re.MULTILINE)
-LINK = re.compile(r"(\]\()((?:\.\./|(?=docs/))[^)#\s]*)")
+LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./|(?=docs/))[^)#\s]*)([^)\s]*)\)")
 ROW = re.compile(r"^\|.*", re.MULTILINE)
 BETWEEN_NUMBERS = re.compile(r"(?<=[\d,×±]) (?=[-\d×±])")
 PICTURE = re.compile(r'<img [^>]*src="([^"]*images/([^"/]+))\.png"[^>]*>')
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the repository to the navigation; the theme's own link to it asks its host for numbers."""
-    config.nav.append({"Repository": REPOSITORY})
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -68,10 +60,10 @@ def api_pages() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the API or to the repository, keep figures of tables whole, and color examples."""
+    """Lead links out of docs/ to the API or to nowhere, keep figures of tables whole, and color examples."""
 
     def target(match: re.Match[str]) -> str:
-        start, path = match.groups()
+        text, path, anchor = match.groups()
         path = path.removeprefix("../")
         module = path.removesuffix(".py").replace("/", ".").removesuffix(".loss")  # whose class the package exports
         if path.startswith("docs/"):
@@ -80,9 +72,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             pass
         elif module in API:
             path = f"api/{module.rpartition('.')[2]}.md"
-        else:
-            path = f"{REPOSITORY}/{'tree' if os.path.isdir(ROOT / path) else 'blob'}/main/{path}"
-        return start + path
+        else:  # a file of the repository, which has no address
+            return text
+        return f"[{text}]({path}{anchor})"
 
     if page.file.src_uri == "README.md":
         page.meta["title"] = "A PyTorch loss for sharp borders between classes"  # the name of the window

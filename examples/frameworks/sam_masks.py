@@ -52,12 +52,11 @@ def mask_logits(model: SamModel, images: Tensor, masks: Tensor) -> Tensor:
     return output.pred_masks.flatten(0, 1)  # [images, boxes, 1, h, w]
 
 
-def main(epochs: int = 8, region_weight: float = 1.0) -> float:
+def main(epochs: int = 8) -> float:
     """Fine-tune, and return the boundary F1 of masks that were not trained on."""
     torch.manual_seed(0)
     model = small_sam()
-    # With the default of 3 this decoder, which starts from random weights, gets stuck: see docs/settings.md.
-    criterion = EdgeAwareLoss(upsample=True, region_weight=region_weight)
+    criterion = EdgeAwareLoss(upsample=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(epochs):
         for images, masks in DataLoader(squares(64, SIZE), 8, shuffle=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,7 @@ def test_shifted_edges(scene: tuple[Tensor, Tensor]) -> None:
     moved[:, 1:, 1:] = target[:, :-1, :-1]
     moved[:, 1:, 0], moved[:, 0, 1:] = target[:, :-1, 0], target[:, 0, :-1]
     moved[target == VOID] = VOID
-    expected = edge_aware_loss(logits, target, ignore_index=VOID, edge_weight=0)
-    expected += edge_aware_loss(logits, moved, ignore_index=VOID, ce_weight=0)
+    alone: dict[str, Any] = {"ignore_index": VOID, "edge_class_weight": None, "edge_focus": 0, "region_weight": 0}
+    expected = edge_aware_loss(logits, target, edge_weight=0, **alone)
+    expected += edge_aware_loss(logits, moved, ce_weight=0, **alone)
     torch.testing.assert_close(make("shifted", {}, VOID)(logits, target, Progress()), expected)

@@ -282,7 +282,8 @@ def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
     balanced = make("ours", {"class_balance": 0.5}, VOID, targets=target.split(1), num_classes=classes)
     weight = balanced_edge_class_weight([target], classes, exponent=0.5, ignore_index=VOID)
     assert weight.unique().numel() > 1
-    expected = edge_aware_loss(logits, target, edge_class_weight=weight, ignore_index=VOID)
+    alone: dict[str, Any] = {"ignore_index": VOID, "edge_focus": 0, "region_weight": 0}
+    expected = edge_aware_loss(logits, target, edge_class_weight=weight, **alone)
     torch.testing.assert_close(balanced(logits, target, Progress()), expected)
 
     everywhere = make("balanced", {"class_balance": 0.5}, VOID, targets=target.split(1), num_classes=classes)

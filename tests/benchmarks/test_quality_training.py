@@ -83,7 +83,7 @@ def test_a_run_repeats_and_goes_on_where_it_was_killed(
     assert result["metrics"].keys() == {*METRICS, "iou"} - {"cldice"}
     curve = result["curve"]
     assert curve["epoch"] == [1, 2]
-    assert curve.keys() == {"epoch", "loss", "edge_weight", *SHOWN}
+    assert curve.keys() == {"epoch", "loss", *SHOWN}
     assert all(curve[name][-1] == result["metrics"][name] for name in SHOWN)
     present = [value for value in result["metrics"]["iou"] if value is not None]
     assert result["metrics"]["miou"] == pytest.approx(sum(present) / len(present), abs=1e-5)

@@ -32,7 +32,7 @@ PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_SHAPES = ("hd95", "cldice", "nll_edge", "ece_edge", "ece")
 OF_TRAINED = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
-TRIALS = ("balance", "focus", "region", "study", "terms")  # plans that are scored on held-out images
+TRIALS = ("balance", "focus", "pure", "region", "study", "terms")  # plans that are scored on held-out images
 PRETRAINED = "camvid 240 × 180"
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
@@ -421,6 +421,7 @@ FIGURES = {
     "controls": of_plan("docs/tried.md", losses_table, "controls"),
     "balance": of_plan("docs/tried.md", ahead_table, "balance", PASS),
     "trial of focus": of_plan("docs/tried.md", trained_table, "focus"),
+    "trial of pure": of_plan("docs/tried.md", trained_table, "pure"),
     "trial of study": of_plan("docs/tried.md", trained_table, "study"),
     "trial of region": of_plan("docs/tried.md", losses_table, "region"),
     "trial of terms": of_plan("docs/tried.md", losses_table, "terms"),

@@ -27,7 +27,6 @@ from edgeloss.reduction import (
     SumRow,
     at_pixels,
     edge_term,
-    focus_nodes,
     mean_slope,
     ratio,
     weigh,
@@ -112,7 +111,6 @@ class _Call:
             options.same_side_weight,
             options.region_weight,
             options.edge_focus,
-            *focus_nodes(options.edge_focus),
         )
         if torch.compiler.is_compiling():
             loss, _, values = self._kernels.reduce(*given)

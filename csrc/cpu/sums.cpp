@@ -22,9 +22,45 @@ double weighed(double weight, double value) { return weight != 0 ? weight * valu
 
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
+constexpr int kNodes = 24;  // of the quadrature of Φ, as in edgeloss/reduction.py
+
+// The nodes of Gauss and Legendre on [0, 1], and their weights.
+struct Quadrature {
+  double z[kNodes], w[kNodes];
+
+  Quadrature() {
+    for (int i = 0; i < kNodes; ++i) {
+      double x = std::cos(M_PI * (i + 0.75) / (kNodes + 0.5)), slope = 0;
+      for (int step = 0; step < 8; ++step) {  // of Newton, from within 1e-3 of the root
+        double value = 1, before = 0;
+        for (int n = 0; n < kNodes; ++n) {
+          const double next = ((2 * n + 1) * x * value - n * before) / (n + 1);
+          before = value;
+          value = next;
+        }
+        slope = kNodes * (x * value - before) / (x * x - 1);
+        x -= value / slope;
+      }
+      z[i] = (1 + x) / 2;
+      w[i] = 1 / ((1 - x * x) * slope * slope);
+    }
+  }
+};
+
+// Φ(t) = t Σ_j w_j φ(t x_j) with x = z^p and p = 12 / (γ + 1), for which φ(t x) dx is like z^11 dz near 0.
 struct Focus {
   double gamma, scale, t_0, eps_0;  // γ, λ, t_0, -ε_0
-  const std::vector<double>&nodes, &weights;
+  double nodes[kNodes], weights[kNodes];
+
+  Focus(double gamma, double scale, double t_0)
+      : gamma(scale > 0 ? gamma : 0), scale(scale), t_0(t_0), eps_0(std::expm1(-t_0 / scale)) {
+    static const Quadrature gauss;
+    const double p = 12 / (gamma + 1);
+    for (int j = 0; j < kNodes; ++j) {
+      nodes[j] = std::pow(gauss.z[j], p);
+      weights[j] = gauss.w[j] * p * nodes[j] / gauss.z[j];
+    }
+  }
 
   double slope(double t) const {
     if (gamma == 0) return 1;
@@ -35,7 +71,7 @@ struct Focus {
     if (gamma == 0) return t;
     const double end = t > t_0 ? t_0 : t;
     double sum = 0;
-    for (size_t j = 0; j < nodes.size(); ++j) sum += weights[j] * slope(end * nodes[j]);
+    for (int j = 0; j < kNodes; ++j) sum += weights[j] * slope(end * nodes[j]);
     return t <= 0 ? 0 : end * sum + (t > t_0 ? t - t_0 : 0);
   }
 };
@@ -68,8 +104,7 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
                                           const std::optional<Tensor>& normalizer, int64_t tables, bool balanced,
                                           bool mean, bool wide, double ce_weight, double edge_weight,
                                           double other_side_weight, double same_side_weight,
-                                          double region_weight_of_loss, double edge_focus, std::vector<double> nodes,
-                                          std::vector<double> node_weights) {
+                                          double region_weight_of_loss, double edge_focus) {
   const int64_t images = edge_sums.size(1), per_image = edge_sums.size(2), all = images * per_image;
   const int64_t count = tables * per_image;  // classes of all tables
   checks::check_sums(sums, edge_sums, region, region_weight, edge_class_weight, normalizer, tables);
@@ -93,7 +128,7 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
 
   const double classes = static_cast<double>(per_image), scale = other_side_weight + same_side_weight;
   const double t_0 = other_side_weight * std::log(classes / (classes - 1)) + same_side_weight * std::log(classes);
-  const Focus focus = {scale > 0 ? edge_focus : 0, scale, t_0, std::expm1(-t_0 / scale), nodes, node_weights};
+  const Focus focus(edge_focus, scale, t_0);
   std::vector<double> focused(all), phi(all);
   on_each_thread(all, 64, [&](Tasks& tasks) {
     for (int64_t i, end; tasks.take(i, end);) {

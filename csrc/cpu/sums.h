@@ -22,7 +22,6 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
                                           const std::optional<Tensor>& normalizer, int64_t tables, bool balanced,
                                           bool mean, bool wide, double ce_weight, double edge_weight,
                                           double other_side_weight, double same_side_weight,
-                                          double region_weight_of_loss, double edge_focus, std::vector<double> nodes,
-                                          std::vector<double> node_weights);
+                                          double region_weight_of_loss, double edge_focus);
 
 }  // namespace edgeloss

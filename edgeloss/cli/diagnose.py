@@ -48,10 +48,10 @@ def diagnose(options: Namespace) -> int:
 
 
 def _figure(report: debug.Report, criterion: EdgeAwareLoss, case: Case, suffix: str) -> bytes:
-    """Draw the gradient; if it is not finite, without the region term, which spreads nan over the whole image."""
-    if not report.ok and criterion.region_weight:
+    """Draw the gradient; if it is not finite, that of pixels: regions and the focus spread nan over an image."""
+    if not report.ok and (criterion.region_weight or criterion.edge_focus):
         pointwise = copy.copy(criterion)
-        pointwise.region_weight = 0.0
+        pointwise.region_weight = pointwise.edge_focus = 0.0
         report = debug.diagnose(pointwise, case.logits, case.target)
-        report = dataclasses.replace(report, name=f"{report.name} without the region term")
+        report = dataclasses.replace(report, name=f"{report.name} without region term and focus")
     return report.figure().content(suffix)

@@ -103,8 +103,8 @@ NAMESPACE = "edgeloss_triton"
 REDUCE_SCHEMA = (
     "(Tensor sums, Tensor edge_sums, Tensor region, Tensor region_weight, Tensor? edge_class_weight, Tensor?"
     " normalizer, int tables, bool balanced, bool mean, bool wide, float ce_weight, float edge_weight, float"
-    " other_side_weight, float same_side_weight, float region_weight_of_loss, float edge_focus, float[] nodes, float[]"
-    " node_weights) -> (Tensor loss, Tensor slopes, Tensor values)"
+    " other_side_weight, float same_side_weight, float region_weight_of_loss, float edge_focus) -> (Tensor loss, Tensor"
+    " slopes, Tensor values)"
 )
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.reduction import NODES, PRIOR, VALUES, SumRow, Value
+from edgeloss.reduction import NODES, PRIOR, VALUES, SumRow, Value, focus_nodes
 from edgeloss.triton.edges import OTHER_SIDE, SAME_SIDE, WEIGHT
 from edgeloss.triton.labels import ROWS_OF_SUMS
 from edgeloss.triton.labels import WEIGHT as WEIGHT_OF_LABELS
@@ -411,7 +411,8 @@ def reduce_kernel(
 
 
 @lru_cache(maxsize=64)
-def _quadrature(nodes: tuple[float, ...], weights: tuple[float, ...], device: torch.device) -> Tensor:
+def _quadrature(gamma: float, device: torch.device) -> Tensor:
+    nodes, weights = focus_nodes(gamma)
     return torch.tensor([*nodes, *weights], dtype=torch.float64, device=device)
 
 
@@ -435,7 +436,7 @@ def reduce(
     *others: Any,  # noqa: ANN401
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, its derivatives and its figures; the arguments are those of the operator."""
-    is_balanced, mean, wide, ce_weight, edge_weight, other_side, same_side, of_regions, gamma, *nodes = others
+    is_balanced, mean, wide, ce_weight, edge_weight, other_side, same_side, of_regions, gamma = others
     classes, number, images = edge_sums.shape[2], edge_sums.shape[2] * tables, edge_sums.shape[1] // tables
     is_small, rows, columns, of_part = _parts(images, number)
     parts, is_scalar = max(1, cdiv(images, of_part)), normalizer is not None and len(normalizer) == 2
@@ -443,7 +444,7 @@ def reduce(
     slopes, values = sums.new_empty(1 + 2 * edge_sums[0].numel() + len(region)), sums.new_empty(len(VALUES))
     scale = other_side + same_side
     uniform = other_side * math.log(classes / (classes - 1)) + same_side * math.log(classes)  # of multilabel, 2 classes
-    quadrature = _quadrature(*map(tuple, nodes), sums.device) if gamma and scale else None
+    quadrature = _quadrature(gamma, sums.device) if gamma and scale else None
     flags = constant(is_balanced), constant(is_scalar)
     of = Classes(
         sums.new_empty(parts * COLUMNS.value * number), constant(parts), number, edge_class_weight, normalizer, *flags

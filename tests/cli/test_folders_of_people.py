@@ -131,6 +131,7 @@ def test_pages_of_nested_folders_link_to_each_other(run: Run, tmp_path: Path, mo
     ("words", "iou"),
     [("--mask-remap 0:255,1-3:0", 1.0), ("--remap 0:255,1-3:0", 0.0), ("--mask-remap 1-3:0 --pred-remap 0-2:0", 1.0)],
 )
+@pytest.mark.filterwarnings("ignore:ignore_index. 255 is one of the 256 classes")
 def test_labels_of_masks_and_predictions_are_replaced_apart(run: Run, tmp_path: Path, words: str, iou: float) -> None:
     labels = np.repeat(np.repeat(np.array([[0, 1], [2, 0]], np.uint8), 8, 0), 8, 1)
     Image.fromarray(labels).save(tmp_path / "pred.png")

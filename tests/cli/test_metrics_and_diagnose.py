@@ -164,7 +164,7 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
 
 
 def test_the_figure_shows_where_a_column_is_nan(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the whole image, over which the region term spreads it."""
+    """Not the whole image, over which the region term and the focus spread it."""
     logits = torch.randn(C, H, W)
     logits[:, :, 7] = float("nan")
     np.save(folder / "pred.npy", logits.numpy())
@@ -174,5 +174,5 @@ def test_the_figure_shows_where_a_column_is_nan(run: Run, folder: Path, monkeypa
     assert run("diagnose", *arguments(folder), "--figure", folder / "figure.png").code == 1
     (shown,) = drawn
     assert shown.gradient is not None
-    assert "without the region term" in shown.name
+    assert "without region term and focus" in shown.name
     assert (~shown.gradient.isfinite()).any(1)[0].any(0).nonzero().flatten().tolist() == [7]

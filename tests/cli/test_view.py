@@ -39,11 +39,9 @@ def test_view_draws_the_panel(run: Run, folder: Path) -> None:
 def test_the_loss_has_the_options_and_defaults_of_the_library(folder: Path) -> None:
     files = folder / "pred.npy", folder / "mask.png"
     given = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25]
-    expected = EdgeAwareLoss(
-        radius=2, decay=1.5, power=-1.0, same_side_weight=0.25, ignore_index=255, upsample=True, edge_class_weight=None
-    )
+    expected = EdgeAwareLoss(radius=2, decay=1.5, power=-1.0, same_side_weight=0.25, ignore_index=255, upsample=True)
     assert Reader(options(*files, *given)).criterion.options() == expected.options()
-    default = EdgeAwareLoss(ignore_index=255, upsample=True, edge_class_weight=None)
+    default = EdgeAwareLoss(ignore_index=255, upsample=True)
     assert Reader(options(*files)).criterion.options() == default.options()
 
 

@@ -132,3 +132,13 @@ def test_neighbor_nll(backend: str, kind: str, how: str) -> None:
         graph(x, index + 7, weight, *mask)
     with pytest.raises(RuntimeError, match="weight: expected finite values ≥ 0"):
         graph(x, index, -weight, *mask)
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+def test_a_focus_that_changes_is_a_number_of_the_graph(backend: Any) -> None:
+    x, y = torch.randn(2, 3, 8, 9), torch.randint(3, (2, 8, 9))
+    torch._dynamo.reset()
+    compiled = torch.compile(edge_aware_loss, fullgraph=True, backend="aot_eager")
+    for focus in (8.0, 2.5, 3.5):  # torch takes the second one, and those after it, as symbols
+        options: dict[str, Any] = {"edge_focus": focus, "backend": backend}
+        torch.testing.assert_close(compiled(x, y, **options), edge_aware_loss(x, y, **options))

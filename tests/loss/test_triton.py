@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from edgeloss import check, fused, library
 from edgeloss.functional import edge_aware_loss
 from edgeloss.options import Options
-from edgeloss.reduction import EdgeRow, Evaluation, Regions, SumRow, combine, focus_nodes
+from edgeloss.reduction import EdgeRow, Evaluation, Regions, SumRow, combine
 from edgeloss.triton import operators
 
 TRITON = Column("fused", interpreted=True)
@@ -164,7 +164,7 @@ def test_the_loss_of_sums_is_that_of_the_reference(size: tuple[int, int, int], g
     weights = options.ce_weight, options.edge_weight, options.other_side_weight, options.same_side_weight
     weights += options.region_weight, options.edge_focus
     of_loss = u, normalizer, tables, is_balanced, options.reduction == "mean", True, *weights
-    found = operators.operators.reduce(*sums, *of_loss, *focus_nodes(options.edge_focus))
+    found = operators.operators.reduce(*sums, *of_loss)
     torch.testing.assert_close([*found], expected, rtol=1e-12, atol=1e-13)
 
 
@@ -173,9 +173,9 @@ def test_infinite_terms_without_a_weight_do_not_reach_the_loss() -> None:
     sums = sums_of(2, 3, 1, 2)
     sums[0][SumRow.CROSS_ENTROPY], sums[1][EdgeRow.SAME_SIDE], sums[1][EdgeRow.OTHER_SIDE, :, 1] = (torch.inf,) * 3
     sums[2][:] = torch.nan
-    u, nodes = torch.tensor([1.0, 0.0, 2.0]), focus_nodes(8.0)
+    u = torch.tensor([1.0, 0.0, 2.0])
     weights = 0.0, 1.0, 1.0, 0.0, 0.0, 8.0
-    loss, slopes, _ = operators.operators.reduce(*sums, u, None, 1, False, True, True, *weights, *nodes)
+    loss, slopes, _ = operators.operators.reduce(*sums, u, None, 1, False, True, True, *weights)
     assert 0 < loss < torch.inf
     assert slopes.isfinite().all()
     of_same, of_other = slopes[1:13].view(2, 2, 3)

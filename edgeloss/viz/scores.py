@@ -31,8 +31,8 @@ FIGURES = {
     "same_side": ("same side", "#.4g", False),
     "other_side": ("other side", "#.4g", False),
     "edge": ("edge loss", "#.4g", False),
-    "edge_focused": ("edge loss, focused", "#.4g", False),
-    "edge_focus": ("focus on edges", ".1%", False),
+    "edge_focused": ("focused edges", "#.4g", False),
+    "edge_focus": ("edge focus", ".1%", False),
     "region": ("region term", "#.4g", False),
     "edge_fraction": ("edge pixels", ".1%", False),
 }

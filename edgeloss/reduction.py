@@ -239,7 +239,9 @@ def focus(t: Tensor, options: Options, classes: int) -> tuple[Tensor, Tensor]:
     # multiplied by 0.
     is_linear, is_zero = t > t_0, t <= 0
     inner = torch.where(is_linear | is_zero, t_0, t)
-    nodes, weights = (torch.tensor(x, dtype=t.dtype, device=t.device) for x in focus_nodes(gamma))
+    # Kept from call to call, but in graphs and of fake tensors: to copy them waits, and CUDA graphs can't hold a copy.
+    is_kept = type(t) is Tensor and not torch.compiler.is_compiling()
+    nodes, weights = (_kept_nodes if is_kept else _node_tensors)(gamma, t.dtype, t.device)
     area = inner * (slope(inner[..., None] * nodes) * weights).sum(-1)
     value = torch.where(is_zero, 0.0, area + torch.where(is_linear, t - t_0, 0.0))
     return value, slope(t.detach().clamp(min=0.0))
@@ -257,6 +259,17 @@ def focus_nodes(gamma: float) -> tuple[list[float], list[float]]:
 def _powers(gamma: float) -> tuple[list[float], list[float]]:
     p = 12 / (gamma + 1)
     return [z**p for z, _ in _GAUSS], [w * p * z ** (p - 1) for z, w in _GAUSS]
+
+
+def _node_tensors(gamma: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    nodes, weights = (torch.tensor(x, dtype=dtype, device=device) for x in focus_nodes(gamma))
+    return nodes, weights
+
+
+@lru_cache(maxsize=64)
+def _kept_nodes(gamma: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # autograd may save them
+        return _node_tensors(gamma, dtype, device)
 
 
 _GAUSS = [(float(1 + z) / 2, float(w) / 2) for z, w in zip(*np.polynomial.legendre.leggauss(NODES), strict=True)]

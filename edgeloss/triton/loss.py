@@ -157,7 +157,8 @@ def share(v, pixel):
 @triton.jit
 def toward(x, pixel, k, weight):
     """Return weight · -log(1 - p(k)) and weight · p(k) / (1 - p(k)) unless k is likely, else the weight."""
-    q, left, is_likely = share(load(x, pixel.at, k, k >= 0), pixel)
+    # Of no class, the exponential of 0 less a large negative m would overflow.
+    q, left, is_likely = share(tl.where(k >= 0, load(x, pixel.at, k, k >= 0), pixel.m), pixel)
     is_likely = is_likely & (k >= 0)
     here = tl.where(is_likely, 0.0, weight)
     q = tl.where(here != 0, q, 0.0)

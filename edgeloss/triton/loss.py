@@ -155,10 +155,15 @@ def share(v, pixel):
 
 
 @triton.jit
+def load_class(x, pixel, k):
+    """Return the logits of class k of pixels, one for each, and m where there is none: e^(0 - m) may overflow."""
+    return tl.where(k >= 0, load(x, pixel.at, k, k >= 0), pixel.m)
+
+
+@triton.jit
 def toward(x, pixel, k, weight):
     """Return weight · -log(1 - p(k)) and weight · p(k) / (1 - p(k)) unless k is likely, else the weight."""
-    # Of no class, the exponential of 0 less a large negative m would overflow.
-    q, left, is_likely = share(tl.where(k >= 0, load(x, pixel.at, k, k >= 0), pixel.m), pixel)
+    q, left, is_likely = share(load_class(x, pixel, k), pixel)
     is_likely = is_likely & (k >= 0)
     here = tl.where(is_likely, 0.0, weight)
     q = tl.where(here != 0, q, 0.0)
@@ -462,7 +467,7 @@ def write_gradient(x, g, maps, in_part, image, inside, grid, state, further):
         start, y = image * grid.pixels + pixel.p, pixel.y
         k, weight = further_class(y * 0 + IGNORED, maps, start, pixel.p, y, state.first, grid)
         while some(k >= 0):
-            v, of_average = load(x, pixel.at, k, k >= 0), None
+            v, of_average = load_class(x, pixel, k), None
             if maps.region_slopes is not None:
                 of_average = load_slopes(maps, image, of_class_map(maps, image, k, k >= 0, grid), average, grid)
             p, left, is_likely = share(v, pixel)

@@ -16,6 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+import inversion
+import tiny_networks
 from quality import ROOT
 from quality.command import RESULTS
 from quality.offsets import POINTS, at_offsets, best_offsets
@@ -27,7 +29,6 @@ from timing.losses import CASES, NAMES, OTHERS
 CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 2, k 12, class_balance 1)"
 OURS, NO_REGIONS = "EdgeAwareLoss() (version 0.3)", "EdgeAwareLoss() (region_weight 0, version 0.3)"
 OLD_FOCUS = "EdgeAwareLoss() (version 0.3, old_focus 1)"
-NEW = "EdgeAwareLoss()"  # of 0.4: a function of one call
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_SHAPES = ("hd95", "cldice", "nll_edge", "ece_edge", "ece")
@@ -259,6 +260,12 @@ def readme_table() -> list[str]:
     return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()` of 0.3:", rows)
 
 
+def inversion_table() -> list[str]:
+    """Return how many networks end inverted under each loss."""
+    rows = read_rows(RESULTS / "inversion.jsonl")
+    return tiny_networks.table(rows, [case.name for case in inversion.CASES], [*{row["loss"]: 0 for row in rows}])
+
+
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
     return [f"{points(quality(PRETRAINED)[OURS])} points with a pretrained network"]
@@ -411,7 +418,12 @@ FIGURES = {
         "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
         f' --losses "{OURS}" "{OLD_FOCUS}"',
     ),
-    "default": of_plan("docs/quality.md", ahead_table, "default", OURS),
+    "default": of_plan("docs/quality.md", trained_table, "default"),
+    "inversion": Figures(
+        "python benchmarks/inversion.py",
+        {"docs/quality.md": inversion_table},
+        results="inversion.jsonl",
+    ),
     "gains": of_plan("docs/quality.md", ahead_table, "sets", BASELINE, OURS),
     "region": of_plan("docs/quality.md", ahead_table, "sets", NO_REGIONS, OURS),
     "rivals": of_plan("docs/quality.md", trained_table, "rivals"),

@@ -185,9 +185,8 @@ class _EdgeLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        slopes, logits, weight, v, *state = (
-            ctx.saved_tensors
-        )  # with autograd: torch.utils.checkpoint computes them again
+        # With autograd: torch.utils.checkpoint computes them again.
+        slopes, logits, weight, v, *state = ctx.saved_tensors
         scale: Tensor | None = grad
         of_edges = None
         if ctx.slopes_of is not None:

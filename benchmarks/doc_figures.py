@@ -16,7 +16,6 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-import inversion
 import tiny_networks
 from quality import ROOT
 from quality.command import RESULTS
@@ -260,10 +259,10 @@ def readme_table() -> list[str]:
     return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()` of 0.3:", rows)
 
 
-def inversion_table() -> list[str]:
-    """Return how many networks end inverted under each loss."""
-    rows = read_rows(RESULTS / "inversion.jsonl")
-    return tiny_networks.table(rows, [case.name for case in inversion.CASES], [*{row["loss"]: 0 for row in rows}])
+def tiny_table(name: str) -> list[str]:
+    """Return how many trainings of tiny networks failed under each loss."""
+    rows = read_rows(RESULTS / f"{name}.jsonl")
+    return tiny_networks.table(rows, [*{row["case"]: 0 for row in rows}], [*{row["loss"]: 0 for row in rows}])
 
 
 def pretrained_sentences() -> list[str]:
@@ -421,8 +420,13 @@ FIGURES = {
     "default": of_plan("docs/quality.md", trained_table, "default"),
     "inversion": Figures(
         "python benchmarks/inversion.py",
-        {"docs/quality.md": inversion_table},
+        {"docs/quality.md": partial(tiny_table, "inversion")},
         results="inversion.jsonl",
+    ),
+    "lesions": Figures(
+        "python benchmarks/lesions.py",
+        {"docs/quality-peers.md": partial(tiny_table, "lesions")},
+        results="lesions.jsonl",
     ),
     "gains": of_plan("docs/quality.md", ahead_table, "sets", BASELINE, OURS),
     "region": of_plan("docs/quality.md", ahead_table, "sets", NO_REGIONS, OURS),

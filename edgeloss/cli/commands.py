@@ -259,7 +259,7 @@ def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="Also replace outputs of this command by earlier versions, which can't be told from other files.",
+        help="Also replace outputs of this command by earlier versions, which look like other files.",
     )
     reading = parser.add_argument_group("reading files")
     reading.add_argument(

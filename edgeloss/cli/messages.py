@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 def say(text: str) -> None:
     """Print one line on stderr."""
-    with suppress(OSError):  # nobody reads standard error, or its disk is full
+    with suppress(OSError):  # standard error is closed, or its disk is full
         print(printable(f"edgeloss: {text}"), file=sys.stderr)
 
 

@@ -241,9 +241,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, co
                                                         std::vector<int64_t> radius) {
   const checks::Checker check(logits, checks::kReal);
   const Tensor value = torch::stable::new_empty(logits, check.image, check.real);
-  const Tensor stats = torch::stable::new_empty(logits, {2, check.pixels()}, check.real);
+  Tensor stats = torch::stable::new_empty(logits, {2, check.pixels()}, check.real);
   const Tensor largest = torch::stable::new_empty(logits, {1, check.pixels()}, weight.scalar_type());
-  const Tensor sides = torch::stable::new_empty(logits, {check.pixels(), 3}, check.real);
+  Tensor sides = torch::stable::new_empty(logits, {check.pixels(), 3}, check.real);
+  torch::stable::zero_(stats);  // what is returned is written, also of pixels that no pass looks at
+  torch::stable::zero_(sides);
   const Passes passes(logits);
   with_types({logits, index, weight, mask, radius, value, stats, largest, sides, nullptr}, [&](const auto& image) {
     passes.run(FindLargest(), image);

@@ -248,9 +248,9 @@ class EdgeAwareLoss(nn.Module):
             distance: a field d ≥ 0 in the shape of the target, floating, to use instead of the distance to the nearest
                 pixel of another class; finite wherever an edge pixel has a neighbor. Requires ``decay``. Not
                 differentiable.
-            normalizer: (W, n) of all images of a step, of which the call has some, to use instead of those of the call:
-                the sums of :func:`edgeloss.functional.normalizers`. n is [C], with ``multilabel`` [C, 2]; it may be E,
-                a number or 0-d, where ``edge_class_weight`` is not ``"balanced"``. With ``sync_normalizer=True``, the
+            normalizer: (W, n) of all images of a step, to use instead of those of the images in this call: the sums
+                of :func:`edgeloss.functional.normalizers`. n is [C], with ``multilabel`` [C, 2]; it may be E, a number
+                or 0-d, where ``edge_class_weight`` is not ``"balanced"``. With ``sync_normalizer=True``, the
                 share of this rank.
             return_maps: also return :class:`edgeloss.LossMaps`, detached; the region term, which belongs to no pixel,
                 is not among them.

@@ -17,7 +17,7 @@ from torch import Tensor
 from edgeloss.inputs import Inputs, widest
 from edgeloss.opaque import opaque_to_compilers
 
-PART = 2**21  # pairs that are looked at together
+PART = 2**21  # pairs per part, which bounds the memory
 FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
 

@@ -109,7 +109,7 @@ class Scoring:
 
 
 def _flat(values: Mapping[str, Any]) -> Scores:
-    """Return the values of each metric, of which one has several, as lists."""
+    """Return the values of each metric as lists; BoundaryScores has several metrics under one key."""
     flat: dict[str, list[float]] = {}
     for key, value in values.items():
         for name, scores in value.items() if isinstance(value, dict) else [(key, value)]:

@@ -140,7 +140,7 @@ def _open_through(path: Path) -> IO[bytes] | None:
             return os.fdopen(os.dup(1), "wb")
     if stat.S_ISREG(about.st_mode):
         return None
-    # Opening a pipe that nobody reads would wait forever.
+    # Without O_NONBLOCK, opening a pipe without a reader waits for one, maybe forever.
     descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "wb")

@@ -43,8 +43,8 @@ def boundary_iou(
         target: labels [B, *S] on the same device, of any integer dtype or bool. An axis of length 1 after B is removed
             from labels.
         num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
-        ignore_index: the label of void pixels, or several; None for none. A class 0 to C - 1 among them does not occur,
-            and neither do the borders next to it, of which a warning tells.
+        ignore_index: the label of void pixels, or several; None for none. Pixels of a class 0 to C - 1 among them are
+            void too, so that the borders of the class are not scored; a warning says so.
         include_background: False leaves class 0 out of the average, and gives it nan with ``average="none"``. Its
             borders with other classes are still theirs.
         multilabel: score classes that may overlap, each by itself: its score is that of label 1 in maps of two classes.

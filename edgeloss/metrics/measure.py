@@ -208,7 +208,7 @@ class Measure:
         scores = self.kind.scorer(counts, **self.scored)
         scores[..., left_out] = math.nan
         if self.reduction == "images":
-            # In one order, whatever the order of the images was: the mean has the same bits.
+            # Sorted, so that the sum does not depend on the order of the images, to the last bit.
             scores = scores.to(inputs.widest(scores.device)).sort(0).values.nanmean(0)
             weights = weights.sum(0)
         return self._averaged(scores, weights).to(dtype)

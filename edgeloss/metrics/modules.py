@@ -109,7 +109,7 @@ class _Measured(Metric):
         return self
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Add up or gather the counts of all ranks, of which some may have no image."""
+        """Add up or gather the counts of all ranks, some of which may have no image."""
         for measure in self.measures.values():
             if isinstance(state := getattr(self, name := _state_name(measure)), list) and not state:
                 setattr(self, name, [self._no_counts(measure)])

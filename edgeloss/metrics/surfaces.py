@@ -99,8 +99,8 @@ def _pixel_elements(framed: Array, classes: int, spacing: Sequence[float]) -> _E
     inner = (slice(1, -1),) * framed.ndim
     here, differs = framed[inner], np.zeros([n - 2 for n in framed.shape], dtype=bool)
     for axis, step in itertools.product(range(framed.ndim), (slice(2, None), slice(None, -2))):
-        beside = (*inner[:axis], step, *inner[axis + 1 :])
-        neighbor = framed[beside]
+        shifted = (*inner[:axis], step, *inner[axis + 1 :])
+        neighbor = framed[shifted]
         differs |= (neighbor != here) & (neighbor >= 0)
     differs &= here >= 0
     place = np.flatnonzero(differs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgeloss import reference
 from edgeloss.neighborhoods import Grid
 
-_PAIRS = 2**18  # that are looked at together
+_PAIRS = 2**18  # pairs per part, which bounds the memory
 
 
 def find_neighbors(

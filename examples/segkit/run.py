@@ -40,7 +40,7 @@ class CompleteCheckpoints(TorchCheckpointIO):
         save_checkpoint(Path(path), checkpoint)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
-        """Read a checkpoint, or its URL, whatever ``weights_only`` is."""
+        """Read a checkpoint from a path or a URL; ``weights_only`` has no effect."""
         # Forked processes hand their weights back in such a file.
         return (load_values if Path(path).name == ".temp.ckpt" else load_checkpoint)(path)
 

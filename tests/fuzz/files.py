@@ -176,7 +176,7 @@ def failures(names: list[str], seeds: range, folder: Path) -> Iterator[str]:
 
 
 def limit_memory() -> None:
-    """Limit the address space of this process to what it has and ``MEMORY``, where the system tells what it has."""
+    """On Linux, limit the address space of this process to its present size plus ``MEMORY``."""
     if sys.platform == "linux":
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))

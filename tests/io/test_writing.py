@@ -80,7 +80,7 @@ def test_a_new_file_has_the_permissions_of_new_files(tmp_path: Path) -> None:
 
 def test_a_pipe_and_a_device_are_written_through(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"pipe: can't be written \(No such device or address\)"):  # nobody reads it
+    with pytest.raises(InputError, match=r"pipe: can't be written \(No such device or address\)"):  # no reader
         write(tmp_path / "pipe", b"")
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))

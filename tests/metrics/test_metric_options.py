@@ -97,7 +97,7 @@ def test_averages_over_classes(function: Any) -> None:
     assert weighted != scores.nanmean()
     micro = function(pred, target, 5, average="micro", **shared)
     assert low < micro < high
-    # One class more that nobody has changes nothing.
+    # A further class that no pixel has changes nothing.
     for average in ("macro", "micro", "weighted"):
         assert equal(
             function(pred, target, 6, average=average, **shared), function(pred, target, 5, average=average, **shared)
@@ -119,7 +119,7 @@ def test_averages_are_those_of_torchmetrics(average: Any) -> None:
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", "none"])
 def test_without_the_background(function: Any, average: Any) -> None:
     if function is hausdorff_distance and average == "micro":
-        return  # an error, of which there is a test
+        return  # an error, which another test covers
     pred, target = blobs(2, 20, 24, 4)
     shared: dict[str, Any] = {"ignore_index": VOID, "average": average}
     actual = function(pred, target, 4, include_background=False, **shared)

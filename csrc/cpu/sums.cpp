@@ -22,7 +22,8 @@ double weighed(double weight, double value) { return weight != 0 ? weight * valu
 
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
-constexpr int kNodes = 24;  // of the quadrature of Φ, as in edgeloss/reduction.py
+constexpr double kPi = 3.14159265358979323846;  // M_PI is not in standard C++
+constexpr int kNodes = 24;                      // of the quadrature of Φ, as in edgeloss/reduction.py
 
 // The nodes of Gauss and Legendre on [0, 1], and their weights.
 struct Quadrature {
@@ -30,7 +31,7 @@ struct Quadrature {
 
   Quadrature() {
     for (int i = 0; i < kNodes; ++i) {
-      double x = std::cos(M_PI * (i + 0.75) / (kNodes + 0.5)), slope = 0;
+      double x = std::cos(kPi * (i + 0.75) / (kNodes + 0.5)), slope = 0;
       for (int step = 0; step < 8; ++step) {  // of Newton, from within 1e-3 of the root
         double value = 1, before = 0;
         for (int n = 0; n < kNodes; ++n) {

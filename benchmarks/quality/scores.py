@@ -28,7 +28,15 @@ OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
         for r in (1, 2, 3, 5)
     },
     **{f"trimap_{r}": (f"trimap mIoU {r} px", "TrimapIoU", {"radius": r}) for r in (1, 3, 5)},
+    **{
+        f"f1_any_{r}": (f"F1 of all borders {r} px", "BoundaryF1", {"radius": r, "class_agnostic": True})
+        for r in (1, 2, 3)
+    },
+    "nsd_1": ("NSD 1 px", "SurfaceDice", {"tolerance": 1}),
 }
+# The scores that a row also has per class and per image, as lists under these names.
+PER_CLASS = {"iou": "miou", "f1_class": "f1_1"}
+PER_IMAGE = {"f1_image": "f1_1", "boundary_iou_image": "boundary_iou_005"}
 METRICS = {
     "miou": "mIoU",
     **{name: title for name, (title, _, _) in OURS.items()},
@@ -40,7 +48,8 @@ METRICS = {
     "cldice": "clDice",
 }
 BINS = 15  # of the confidence, of equal width
-THIN = {"topomortar": "mortar", "sstem": "membrane"}  # the class of thin lines of a data set, for clDice
+# The class of thin lines of a data set, for clDice.
+THIN = {"topomortar": "mortar", "sstem": "membrane", "cracks": "crack", "vessels": "vessel"}
 SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
 
 
@@ -169,7 +178,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compute metrics over a split: some of METRICS, of which HD95 and clDice of the class ``thin`` take longest.
 
-    ``iou`` has one value per class, None for a class that does not occur.
+    The names of PER_CLASS have one value per class, None for a class that does not occur, as have ``pixels``, the valid
+    pixels of each; those of PER_IMAGE one per image.
     """
     from torchmetrics import MetricCollection
     from torchmetrics.classification import MulticlassJaccardIndex
@@ -179,21 +189,31 @@ def evaluate(
     for name, (_, kind, options) in OURS.items():
         if name in metrics:
             of_labels[name] = getattr(edgeloss.metrics, kind)(**options, **labels)
+    is_whole = "hd95" in metrics  # the last scores of a run, and not a point of its curve
+    for names, how in ((PER_CLASS, {"average": "none"}), (PER_IMAGE, {"reduction": "none"})):
+        for name, score in names.items() if is_whole else ():
+            if score in OURS:
+                _, kind, options = OURS[score]
+                of_labels[name] = getattr(edgeloss.metrics, kind)(**options, **labels, **how)
     collection = MetricCollection(of_labels).to(device)
     others = {"ece": Calibration(void), "hd95": Shapes(num_classes, void, thin)}
     of_logits = [scores for name, scores in others.items() if name in metrics]
     model.eval()
+    pixels = torch.zeros(num_classes, dtype=torch.int64)
     for images, target_on_cpu in batches:
         logits, target = model(images.to(device)), target_on_cpu.to(device)
         collection.update(logits.argmax(1), target)
+        pixels += torch.bincount(target_on_cpu[target_on_cpu != void], minlength=num_classes)
         for scores in of_logits:
             scores.update(logits, target)
     values = collection.compute()
-    iou = values.pop("iou")
-    results = {name: round(value.item(), 6) for name, value in {"miou": iou.nanmean(), **values}.items()}
+    lists = {name: values.pop(name) for name in (*PER_CLASS, *PER_IMAGE) if name in values}
+    values = {"miou": lists["iou"].nanmean(), **values}
+    results: dict[str, Any] = {name: round(value.item(), 6) for name, value in values.items()}
     for scores in of_logits:
         results |= {name: _rounded(value) for name, value in scores.compute().items()}
-    return {**results, "iou": [_rounded(value) for value in iou.tolist()]}
+    results |= {name: [_rounded(value) for value in of_all.flatten().tolist()] for name, of_all in lists.items()}
+    return {**results, "pixels": pixels.tolist()} if is_whole else results
 
 
 def _rounded(value: float) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from quality.scores import METRICS, Calibration, Shapes, evaluate, thin_class
+from quality.scores import METRICS, PER_CLASS, PER_IMAGE, Calibration, Shapes, evaluate, thin_class
 
 VOID = 255
 
@@ -81,7 +81,7 @@ def test_metrics_of_a_run() -> None:
     target[:, 4:] = 1
     batches = [(torch.stack([1.0 - target, target], 1), target)]
     scores = evaluate(nn.Identity(), batches, 2, VOID, "cpu", thin=1)
-    assert scores.keys() == {*METRICS, "iou"}
+    assert scores.keys() == {*METRICS, *PER_CLASS, *PER_IMAGE, "pixels"}
     assert (scores["f1_2"], scores["hd95"], scores["cldice"]) == (1, 0, 1)
     some = evaluate(nn.Identity(), batches, 2, VOID, "cpu", metrics=("miou", "f1_2"))
     assert some == {name: scores[name] for name in ("miou", "f1_2", "iou")}

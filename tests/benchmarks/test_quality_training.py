@@ -20,7 +20,7 @@ from processes import wait_for_end
 from baselines.recipes import Progress, Recipe
 from edgeloss.io import find_split
 from quality.runs import Place, Run, key_of
-from quality.scores import METRICS, SHOWN
+from quality.scores import METRICS, PER_CLASS, PER_IMAGE, SHOWN
 from quality.training import Training, execute, finish, load_network
 from result_table import read_rows
 from segkit.checkpoint import load_checkpoint
@@ -80,7 +80,7 @@ def test_a_run_repeats_and_goes_on_where_it_was_killed(
     finish(run, other)  # a trained run without a row gets one
     assert outcome(run, other) == result
     assert result["images"] == {"train": 10, "evaluated": 3}
-    assert result["metrics"].keys() == {*METRICS, "iou"} - {"cldice"}
+    assert result["metrics"].keys() == {*METRICS, *PER_CLASS, *PER_IMAGE, "pixels"} - {"cldice"}
     curve = result["curve"]
     assert curve["epoch"] == [1, 2]
     assert curve.keys() == {"epoch", "loss", *SHOWN}

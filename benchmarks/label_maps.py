@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from edgeloss.neighborhoods import find_edges
+from edgeloss._reference.neighborhoods import find_edges
 
 VOID = 255
 

@@ -1,4 +1,4 @@
-// The formulas of the loss, one copy for every kernel. Symbols are those of edgeloss/reference.py.
+// The formulas of the loss, one copy for every kernel. Symbols are those of edgeloss/_reference/terms.py.
 //
 // What a pixel's logits say is kept as two numbers: m = max_c x(c), and the rest r = Σ exp(x(c) - m) over all classes
 // but one of those that reach the max. Then Σ exp(x - m) = 1 + r, and

@@ -21,7 +21,7 @@ struct EdgeRow {
 
 constexpr int64_t kMaps = 3;  // terms of each pixel: the cross-entropy, S and O
 
-// Two lists of numbers cross the operator, in the order of edgeloss/fused.py, which makes them.
+// Two lists of numbers cross the operator, in the order of edgeloss/_kernels/evaluate.py, which makes them.
 struct Options {
   int64_t ignore_index;
   int64_t validate;  // 0 counts labels out of range as ignored; 1 and 2 raise an error

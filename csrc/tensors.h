@@ -96,7 +96,7 @@ inline bool is_evenly_spaced(const Tensor& x) {
 }
 
 // A new tensor for the gradient of logits, whose own layout may be one that empty_like() does not repeat:
-// edgeloss/opaque.py has the same.
+// edgeloss/_reference/custom_ops.py has the same.
 inline Tensor new_gradient(const Tensor& logits) {
   Tensor gradient = torch::stable::empty_like(logits);
   return is_evenly_spaced(gradient) ? gradient

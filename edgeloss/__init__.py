@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 _IS_COMMAND = Path((sys.argv or [""])[0]).stem == "edgeloss" or sys.orig_argv[1:3] == ["-m", "edgeloss.cli"]
 if TYPE_CHECKING or not _IS_COMMAND:
     from edgeloss import debug, doctor, fields, functional, metrics, numerics
+    from edgeloss._kernels.library import backends, check
+    from edgeloss._reference.terms import LossMaps
     from edgeloss.debug import diagnose, tree
-    from edgeloss.library import backends, check
     from edgeloss.loss import EdgeAwareLoss
-    from edgeloss.reference import LossMaps
 
 __all__ = [
     "EdgeAwareLoss",

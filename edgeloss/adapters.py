@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgeloss.inputs import check_logits, check_tensor, check_that, describe
+from edgeloss._checks.inputs import check_logits, check_tensor, check_that, describe
 
 
 def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100, multilabel: bool = False) -> Tensor:

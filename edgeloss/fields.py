@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import hints, inputs
-from edgeloss.options import spacing_per_axis
+from edgeloss._checks import hints, inputs
+from edgeloss._checks.options import spacing_per_axis
 
 __all__ = ["boundary_distance"]
 

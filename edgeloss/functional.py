@@ -8,9 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from edgeloss import fused, library, reference, region
-from edgeloss.from_labels import EdgeWeights, balanced_edge_class_weight, check_distance, edge_weights, normalizers
-from edgeloss.inputs import (
+from edgeloss._checks.inputs import (
     BALANCED,
     Given,
     Inputs,
@@ -20,9 +18,20 @@ from edgeloss.inputs import (
     renamed_balance,
     result_dtype,
 )
-from edgeloss.neighbor_nll import neighbor_nll
-from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
-from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
+from edgeloss._checks.options import Backend, Options, Reduction, Validate, suggest_keywords
+from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import library
+from edgeloss._reduction import Evaluation, LossMaps, Result, reduce
+from edgeloss._reference import region
+from edgeloss._reference import terms as reference
+from edgeloss._reference.label_weights import (
+    EdgeWeights,
+    balanced_edge_class_weight,
+    check_distance,
+    edge_weights,
+    normalizers,
+)
+from edgeloss._reference.neighbor_nll import neighbor_nll
 
 __all__ = [
     "EdgeWeights",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgeloss.from_labels import label_totals
+from edgeloss._checks.inputs import BALANCED, Given, check_weight, is_balance, plain, renamed_balance
+from edgeloss._checks.options import HELP, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
+from edgeloss._reduction import Result, balance
+from edgeloss._reference.label_weights import label_totals
 from edgeloss.functional import loss_and_evaluation
-from edgeloss.inputs import BALANCED, Given, check_weight, is_balance, plain, renamed_balance
-from edgeloss.options import HELP, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
-from edgeloss.reduction import Result, balance
 
 # What 0.2 and 0.3 stored, and what they had: the loss was a function of the steps before it.
 _DROPPED = ("edge_counts", "counted_steps", "edge_sums")

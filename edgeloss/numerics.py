@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgeloss.inputs import check_kind, check_values, describe, dtype_name
-from edgeloss.options import is_number, suggest_keywords
+from edgeloss._checks.inputs import check_kind, check_values, describe, dtype_name
+from edgeloss._checks.options import is_number, suggest_keywords
 
 __all__ = ["apply_where", "check_gradients"]
 

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.ndimage import distance_transform_edt
 
-from edgeloss.integrations.run_page import Row, is_share
 from edgeloss.io import VOID_INDEX, read_classes
+from edgeloss.viz.run_page import Row, is_share
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.

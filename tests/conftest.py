@@ -15,7 +15,8 @@ import hypothesis
 import pytest
 import torch
 
-from edgeloss import backends, library
+from edgeloss import backends
+from edgeloss._kernels import library
 
 # No doctests in them; as test modules, conftest files of several folders would share one name, and two need Triton.
 collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/interpreted.py", "*/launches.py"]

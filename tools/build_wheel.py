@@ -26,7 +26,7 @@ DIST = Path("dist")
 TRIAL = """
 import importlib.util
 import torch, edgeloss
-assert importlib.util.find_spec("edgeloss.triton.call"), "the wheel lacks the kernels of GPUs"
+assert importlib.util.find_spec("edgeloss._kernels.triton.call"), "the wheel lacks the kernels of GPUs"
 state = edgeloss.backends()
 assert state["cpu"].startswith("available"), state
 logits = torch.randn(2, 5, 32, 32, requires_grad=True)

@@ -126,7 +126,7 @@ def kernels_of(form: Form, target: str) -> dict[str, Any]:
     import triton
     from triton.runtime.jit import JITFunction
 
-    from edgeloss import library
+    from edgeloss._kernels import library
     from edgeloss.functional import edge_aware_loss
 
     triton.runtime.driver.set_active(_Driver(target))

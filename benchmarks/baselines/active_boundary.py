@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baselines.common import compare, pairs
+from edgeloss._reference.neighborhoods import within_reach
 from edgeloss.fields import distance_to_sites
-from edgeloss.neighborhoods import within_reach
 
 # The order decides ties: straight steps come before diagonal ones, and the center is last.
 STEPS = [(1, 0), (-1, 0), (0, -1), (0, 1), (-1, 1), (1, 1), (-1, -1), (1, -1), (0, 0)]

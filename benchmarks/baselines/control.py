@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgeloss.neighborhoods import find_edges
+from edgeloss._reference.neighborhoods import find_edges
 
 
 def edge_weights(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baselines.common import one_hot, triples, weighted_mean
-from edgeloss.neighborhoods import within_reach
+from edgeloss._reference.neighborhoods import within_reach
 
 
 def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:

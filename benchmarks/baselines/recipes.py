@@ -25,9 +25,9 @@ from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
+from edgeloss._checks.inputs import BALANCED
+from edgeloss._reduction import PRIOR
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
-from edgeloss.inputs import BALANCED
-from edgeloss.reduction import PRIOR
 
 Options = dict[str, Any]
 

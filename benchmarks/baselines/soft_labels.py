@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baselines.common import one_hot, triples
-from edgeloss.neighborhoods import within_reach
+from edgeloss._reference.neighborhoods import within_reach
 
 
 def relaxed_cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baselines.common import at_size
-from edgeloss.extras import install_advice
+from edgeloss._checks.extras import install_advice
 from segkit.data import MEAN, STD
 
 LEVELS, CHANNELS = (0, 2, 4, 10, 15), (16, 24, 40, 112, 320)  # the last blocks of strides 2 to 32, and their outputs

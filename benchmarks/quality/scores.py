@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import edgeloss.metrics
 from baselines.common import one_hot
-from edgeloss.extras import install_advice
-from edgeloss.neighborhoods import find_edges
+from edgeloss._checks.extras import install_advice
+from edgeloss._reference.neighborhoods import find_edges
 
 # The title of a metric of edgeloss.metrics, its class and options.
 OURS: dict[str, tuple[str, str, dict[str, Any]]] = {

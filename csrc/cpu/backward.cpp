@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../neighbors/gather.h"
+#include "pairs.h"
 #include "parallel.h"
 #include "slab_tiles.h"
 

@@ -14,10 +14,10 @@
 #include <optional>
 #include <vector>
 
-#include "../saved_state.h"
+#include "saved_state.h"
 #include "interpolate.h"
-#include "labels.h"
-#include "pixels.h"
+#include "label_weights.h"
+#include "terms.h"
 #include "slabs.h"
 #include "tiles.h"
 

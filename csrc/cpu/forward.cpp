@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../neighbors/gather.h"
+#include "pairs.h"
 #include "parallel.h"
 #include "slab_tiles.h"
 

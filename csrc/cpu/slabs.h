@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../geometry.h"
-#include "../region/region.h"
+#include "region.h"
 
 namespace edgeloss {
 

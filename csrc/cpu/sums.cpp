@@ -14,7 +14,7 @@
 namespace edgeloss {
 namespace {
 
-constexpr double kPrior = 0.05;  // of the balance, as in edgeloss/reduction.py
+constexpr double kPrior = 0.05;  // of the balance, as in edgeloss/_reduction.py
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 // weight · value, where what has no weight does not count: it may be infinite.
@@ -23,7 +23,7 @@ double weighed(double weight, double value) { return weight != 0 ? weight * valu
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
 constexpr double kPi = 3.14159265358979323846;  // M_PI is not in standard C++
-constexpr int kNodes = 24;                      // of the quadrature of Φ, as in edgeloss/reduction.py
+constexpr int kNodes = 24;                      // of the quadrature of Φ, as in edgeloss/_reduction.py
 
 // The nodes of Gauss and Legendre on [0, 1], and their weights.
 struct Quadrature {

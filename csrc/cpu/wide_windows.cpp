@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "labels.h"
+#include "label_weights.h"
 
 namespace edgeloss {
 namespace {

@@ -8,7 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 
-from edgeloss.extras import install_advice
+from edgeloss._checks.extras import install_advice
 
 __all__ = ["main"]
 

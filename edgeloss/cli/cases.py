@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from edgeloss import inputs
+from edgeloss._checks import inputs
 from edgeloss.cli.commands import OF_LOSS, check_class_count
 from edgeloss.cli.messages import say
 from edgeloss.cli.work import CaseFiles
@@ -40,8 +40,8 @@ from edgeloss.io import (
 )
 from edgeloss.io.arrays import check_fits, shortened
 from edgeloss.io.images import picture_size
+from edgeloss.io.remap import table_rules
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.remap import table_rules
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
 _MAX_VALUES = 2**31

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgeloss import __version__
+from edgeloss._checks.options import HELP, Options, check_label, check_option
 from edgeloss.cli.messages import fail
 from edgeloss.cli.paths import PALETTE_NAMES, check_paths
-from edgeloss.options import HELP, Options, check_label, check_option
-from edgeloss.remap import REMAPS, Rule, parse_remap
+from edgeloss.io.remap import REMAPS, Rule, parse_remap
 
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
 _EPILOG = (

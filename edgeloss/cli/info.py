@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edgeloss import library
+from edgeloss._kernels import library
 from edgeloss.cli.messages import to_json
 
 _LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "torchmetrics", "rich")

@@ -8,12 +8,12 @@ import math
 from argparse import Namespace
 from collections.abc import Mapping
 
+from edgeloss._reference.terms import readable_logits
 from edgeloss.cli.cases import Reader
 from edgeloss.cli.messages import rounded, say, to_json
 from edgeloss.cli.outputs import say_wrote, write
 from edgeloss.cli.scoring import Scoring, check_per_image
 from edgeloss.cli.work import Work, errors_named, read_split
-from edgeloss.reference import readable_logits
 from edgeloss.viz.scores import mean_of_present
 
 Scores = Mapping[str, float]  # by metric

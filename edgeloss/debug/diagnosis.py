@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeloss import hints, inputs
+from edgeloss._checks import hints, inputs
 from edgeloss.debug.calls import LEVELS, Finding, LossCall, Origin, Outcome
 from edgeloss.debug.findings import Labels, bad_input, bad_outcome, blame_term, evaluate_terms, odd_logits, odd_outcome
 from edgeloss.debug.trees import Node, first_line, make_node, measure

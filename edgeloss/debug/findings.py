@@ -11,13 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss import inputs, neighborhoods, reduction, reference, region
+from edgeloss import _reduction as reduction
+from edgeloss._checks import inputs
+from edgeloss._checks.inputs import by_class, widest
+from edgeloss._checks.options import NO_POWER, Options, radius_per_axis
+from edgeloss._reduction import EdgeRow, Evaluation, Value
+from edgeloss._reference import neighborhoods, region
+from edgeloss._reference import terms as reference
 from edgeloss.debug.calls import Finding, LossCall, Origin, Outcome
 from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
-from edgeloss.inputs import by_class, widest
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import NO_POWER, Options, radius_per_axis
-from edgeloss.reduction import EdgeRow, Evaluation, Value
 
 _USUAL_VOID = (-100, -1, 255)  # labels that a loss may ignore although its ignore_index is unknown
 _TOO_LATE = "masking its result is too late, since 0 · inf is nan in the backward pass"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgeloss.inputs import dtype_name, widest
+from edgeloss._checks.inputs import dtype_name, widest
 
 MAX_VALUES = 10  # distinct values that a line lists
 _MAX_CHILDREN = 40  # children of a node that are shown

@@ -24,13 +24,13 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
+from edgeloss._checks.inputs import labels, plain
+from edgeloss._checks.options import Options
 from edgeloss.functional import edge_aware_loss
-from edgeloss.inputs import labels, plain
-from edgeloss.integrations.run_page import Row, best_epoch, write_run_page
 from edgeloss.io import atomic_write
-from edgeloss.options import Options
 from edgeloss.viz import compute_arrays, panel
 from edgeloss.viz.coloring import read_look
+from edgeloss.viz.run_page import Row, best_epoch, write_run_page
 
 _NO_LABEL = -(2**62)
 

@@ -48,7 +48,7 @@ class EdgeAwareLoss(edgeloss.EdgeAwareLoss):
         label: Tensor,
         weight: Tensor | None = None,
         avg_factor: float | None = None,
-        reduction_override: edgeloss.options.Reduction | None = None,
+        reduction_override: edgeloss._checks.options.Reduction | None = None,
         ignore_index: int = 255,
     ) -> Tensor:
         """Compute the loss.

@@ -22,7 +22,7 @@ from edgeloss.io.labels import read_labels, remap_labels
 from edgeloss.io.layouts import LAYOUTS, Pair, Split, find_split, find_volumes, pair_folders
 from edgeloss.io.pairs import Folder, files_by_stem, match_files, pair_files
 from edgeloss.io.predictions import LABEL_PROBABILITY, Prediction, PredictionKind, read_prediction
-from edgeloss.remap import REMAPS, parse_remap
+from edgeloss.io.remap import REMAPS, parse_remap
 
 __all__ = [
     "ARRAY_SUFFIXES",

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from edgeloss import inputs
+from edgeloss._checks import inputs
 from edgeloss.io import limits
 from edgeloss.io.files import InputError, reading
 

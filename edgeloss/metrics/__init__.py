@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edgeloss.extras import install_advice
+from edgeloss._checks.extras import install_advice
 from edgeloss.metrics.functional import (
     average_surface_distance,
     boundary_f1,

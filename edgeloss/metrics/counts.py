@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeloss._checks.options import spacing_per_axis
+from edgeloss._reference.neighborhoods import find_edges, sliding_max
 from edgeloss.metrics.measure import Kind, LabelMaps, Score, Spacing
-from edgeloss.neighborhoods import find_edges, sliding_max
-from edgeloss.options import spacing_per_axis
 
 # --------------------------------------------------------------------------------------------- Boundary IoU, trimap IoU
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import inputs
-from edgeloss.neighborhoods import sliding_max
+from edgeloss._checks import inputs
+from edgeloss._reference.neighborhoods import sliding_max
 
 
 @dataclass(frozen=True)

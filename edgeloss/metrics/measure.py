@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from edgeloss import inputs
-from edgeloss.metrics.maps import Reading, labels_of
-from edgeloss.options import (
+from edgeloss._checks import inputs
+from edgeloss._checks.options import (
     check_choice,
     check_count,
     check_flag,
@@ -24,6 +23,7 @@ from edgeloss.options import (
     is_number,
     spacing_per_axis,
 )
+from edgeloss.metrics.maps import Reading, labels_of
 
 Average = Literal["macro", "micro", "weighted", "none"]
 Reduction = Literal["set", "images", "none"]

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import inputs
+from edgeloss._checks import inputs
+from edgeloss._checks.options import spacing_per_axis
 from edgeloss.metrics.measure import Convention, Empty, Kind, LabelMaps, Spacing
-from edgeloss.options import spacing_per_axis
 
 Array = npt.NDArray[Any]
 

@@ -1,6 +1,6 @@
 """Figures of the loss and its gradient, pixel by pixel. Requires the extra ``viz``."""
 
-from edgeloss.extras import install_advice
+from edgeloss._checks.extras import install_advice
 
 try:
     import matplotlib as _  # noqa: F401

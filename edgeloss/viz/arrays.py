@@ -16,12 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import inputs, neighborhoods, reduction, reference
+from edgeloss import _reduction as reduction
+from edgeloss._checks import inputs
+from edgeloss._checks.options import NO_POWER, Options
+from edgeloss._reduction import LossMaps
+from edgeloss._reference import neighborhoods
+from edgeloss._reference import terms as reference
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import NO_POWER, Options
-from edgeloss.reduction import LossMaps
 from edgeloss.viz.neighbors import find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
 

@@ -13,7 +13,7 @@ import torch
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize, to_rgb
 from torch import Tensor
 
-from edgeloss import hints
+from edgeloss._checks import hints
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG, distinct_colors
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgeloss import reference
-from edgeloss.neighborhoods import Grid
+from edgeloss._reference import terms as reference
+from edgeloss._reference.neighborhoods import Grid
 
 _PAIRS = 2**18  # pairs per part, which bounds the memory
 

@@ -16,8 +16,8 @@ from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 
 from edgeloss.integrations.lightning import WriteRunPage
-from edgeloss.integrations.run_page import shown
 from edgeloss.io import atomic_write
+from edgeloss.viz.run_page import shown
 from segkit.data import denormalize
 from segkit.folder import remove_results
 

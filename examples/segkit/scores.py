@@ -14,8 +14,8 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
-from edgeloss.integrations.run_page import BY_CLASS
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+from edgeloss.viz.run_page import BY_CLASS
 
 
 def validation_metrics(

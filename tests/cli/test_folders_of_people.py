@@ -16,7 +16,7 @@ from data_trees import write_tree
 from PIL import Image
 
 from edgeloss.io import find_split, read_labels, remap_labels
-from edgeloss.remap import table_rules
+from edgeloss.io.remap import table_rules
 
 PARTS = {
     "ade20k": "training",

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from debug_losses import leaky_edges, line_of, scene
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss, reference
+from edgeloss import EdgeAwareLoss
+from edgeloss._reference import terms as reference
 from edgeloss.debug import Report, diagnose
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.findings import evaluate_terms

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from debug_losses import leaky_edges, line_of, scene
 from torch import Tensor, nn
 
-from edgeloss import EdgeAwareLoss, neighborhoods
+from edgeloss import EdgeAwareLoss
+from edgeloss._reference import neighborhoods
 from edgeloss.debug import Finding, Report, diagnose
 from edgeloss.functional import edge_aware_loss
 

@@ -30,9 +30,9 @@ from calls import ON_GPU, random_case
 from oracle import Answer
 from roundings import KINDS, LIMITS, Case, compare, run
 
-from edgeloss import library
+from edgeloss._checks.options import Backend
+from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss
-from edgeloss.options import Backend
 
 AT_ONCE = 40  # calls of a process between two messages
 # The kernels of GPUs, in Triton's interpreter, which reads it where they are defined.

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor
 
 from edgeloss import backends
+from edgeloss._checks.options import Backend
 from edgeloss.functional import edge_aware_loss
-from edgeloss.options import Backend
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import toolchain
-from edgeloss import fused
+from edgeloss._kernels import evaluate as fused
 
 ROOT, FOLDER, TORCH = Path(__file__).parents[2], Path(__file__).parent, Path(torch.__file__).parent
 SOURCES = [ROOT / "csrc" / "library.cpp", ROOT / "csrc" / "neighbors" / "cuda.cu"]

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 import host_shim
-from edgeloss import fused
+from edgeloss._kernels import evaluate as fused
+from edgeloss._reference.neighborhoods import find_edges
 from edgeloss.functional import neighbor_nll
-from edgeloss.neighborhoods import find_edges
 
 # More than a block of 256 threads, and a last one that is not full; more classes than a thread takes at a time.
 SCENES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from edgeloss import fused, library
+from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import library
 
 STEPPED = "cuda stepped on the host"
 # Where there is no device, tests are not generated for it.

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import EdgeAwareLoss, backends, check, inputs, library
+from edgeloss import EdgeAwareLoss, backends, check
+from edgeloss._checks import inputs
+from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.

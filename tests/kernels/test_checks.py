@@ -11,7 +11,8 @@ import torch
 from recorded import operators_of
 from torch import Tensor
 
-from edgeloss import backends, fused
+from edgeloss import backends
+from edgeloss._kernels import evaluate as fused
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")

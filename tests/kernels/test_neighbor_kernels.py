@@ -21,9 +21,12 @@ from roundings import laid_out
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
-from edgeloss import fused, inputs, library, reference
+from edgeloss._checks import inputs
+from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import library
+from edgeloss._reference import terms as reference
+from edgeloss._reference.neighbor_nll import by_kernels
 from edgeloss.functional import edge_aware_loss, neighbor_nll
-from edgeloss.neighbor_nll import by_kernels
 
 each_kind = pytest.mark.parametrize("kind", ["index", "several classes"])
 

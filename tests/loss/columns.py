@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeloss import library
+from edgeloss._checks.options import Backend
+from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss
-from edgeloss.options import Backend
 
 # Triton reads it where kernels are defined, so its column is a process of its own; tests/loss/interpreted.py.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -15,9 +15,10 @@ from calls import ON_GPU, random_case
 from triton.runtime.jit import JITFunction
 
 from check_gpu import FIRST, _Driver
-from edgeloss import EdgeAwareLoss, library
+from edgeloss import EdgeAwareLoss
+from edgeloss._kernels import library
+from edgeloss._kernels.triton import upsampled
 from edgeloss.functional import edge_aware_loss
-from edgeloss.triton import upsampled
 
 find = JITFunction.run
 launches = {"first": 0, "again": 0}

@@ -23,7 +23,9 @@ from pairwise import EXHAUSTIVE, pairwise
 from roundings import LIMITS, Case, compare, run
 from torch import Tensor
 
-from edgeloss import fused, neighborhoods, parts, reference
+from edgeloss._kernels import evaluate as fused
+from edgeloss._reference import neighborhoods, parts
+from edgeloss._reference import terms as reference
 from edgeloss.functional import edge_weights
 
 

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from edgeloss import parts
+from edgeloss._reference import parts
 from edgeloss.functional import edge_aware_loss, neighbor_nll
 
 FUSED = Column("fused")

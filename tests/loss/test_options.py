@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from edgeloss import EdgeAwareLoss
+from edgeloss._checks.options import HELP, Options, check_option
 from edgeloss.cli.commands import OF_LOSS
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
-from edgeloss.options import HELP, Options, check_option
 
 WEIGHTS = {"weight": None, "edge_class_weight": "balanced"}
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgeloss import EdgeAwareLoss
+from edgeloss._checks.options import Options
+from edgeloss._reduction import balance, focus, uniform_edge_term
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, edge_weights, neighbor_nll, normalizers
-from edgeloss.options import Options
-from edgeloss.reduction import balance, focus, uniform_edge_term
 
 
 def squares(classes: int = 3, images: int = 4, size: int = 20) -> tuple[Tensor, Tensor]:

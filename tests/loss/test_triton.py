@@ -17,11 +17,13 @@ from recorded import check_registration, operators_of
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
-from edgeloss import check, fused, library
+from edgeloss import check
+from edgeloss._checks.options import Options
+from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import library
+from edgeloss._kernels.triton import operators
+from edgeloss._reduction import EdgeRow, Evaluation, Regions, SumRow, combine
 from edgeloss.functional import edge_aware_loss
-from edgeloss.options import Options
-from edgeloss.reduction import EdgeRow, Evaluation, Regions, SumRow, combine
-from edgeloss.triton import operators
 
 TRITON = Column("fused", interpreted=True)
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="make test runs it in a process with TRITON_INTERPRET=1")
@@ -78,7 +80,7 @@ def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
 
 
 def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeloss.triton import tiles
+    from edgeloss._kernels.triton import tiles
 
     x, y, options = call(4, (9, 12))
     expected, kernels = TRITON.loss(x, y, **options), []
@@ -226,7 +228,7 @@ def test_tiles_as_small_as_those_of_a_device_agree(
     Of 40 classes most are in no image; those that are, and those around pixels, get their gradient last. In a volume,
     slices of one class are out of reach of the labels, or in reach of what these give to their neighbors, or of them.
     """
-    from edgeloss.triton import call
+    from edgeloss._kernels.triton import call
 
     monkeypatch.setattr(call, "INTERPRETED", False)
     monkeypatch.setattr(call, "COLUMNS", 8)
@@ -257,8 +259,8 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
 @pytest.mark.parametrize("options", [{}, {"upsample": True}, {"decay": 1.5, "region_weight": 0.0}])
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
-    from edgeloss.triton import call as calls
-    from edgeloss.triton import region, sums, tiles, upsampled
+    from edgeloss._kernels.triton import call as calls
+    from edgeloss._kernels.triton import region, sums, tiles, upsampled
 
     kernels = []
     monkeypatch.setattr(tiles, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))

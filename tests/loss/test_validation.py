@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from edgeloss import EdgeAwareLoss, backends
+from edgeloss._checks.options import HELP, Options
 from edgeloss.functional import (
     balanced_edge_class_weight,
     edge_aware_loss,
@@ -23,7 +24,6 @@ from edgeloss.functional import (
     normalizers,
 )
 from edgeloss.numerics import check_gradients
-from edgeloss.options import HELP, Options
 
 X = torch.zeros(2, 3, 4, 5)
 Y = torch.zeros(2, 4, 5, dtype=torch.long)

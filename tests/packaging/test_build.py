@@ -18,7 +18,7 @@ import torch
 
 import check_abi
 import toolchain
-from edgeloss import library
+from edgeloss._kernels import library
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path(library.__file__).with_name("_C.abi3.so")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeloss.extras import install_advice
+from edgeloss._checks.extras import install_advice
 
 # Python imports the package of a module that is run with -m before it sets sys.argv.
 PACKAGE = """

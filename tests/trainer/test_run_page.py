@@ -16,9 +16,9 @@ from page_data import parts_of
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from edgeloss.integrations.run_page import Row, best_epoch, write_run_page
 from edgeloss.viz import compute_arrays
 from edgeloss.viz.coloring import read_look
+from edgeloss.viz.run_page import Row, best_epoch, write_run_page
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 Browse = Callable[[Path], Any]

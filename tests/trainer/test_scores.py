@@ -10,7 +10,7 @@ from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
-from edgeloss.integrations.run_page import BY_CLASS
+from edgeloss.viz.run_page import BY_CLASS
 from segkit.scores import flatten, gradient_shares, loss_figures, validation_metrics
 
 VOID = 255

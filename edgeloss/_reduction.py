@@ -1,7 +1,7 @@
 r"""From the sums of the terms to the loss, its maps and its figures: a function of one call.
 
-Symbols are those of :mod:`edgeloss._reference.terms`: v = ``pixel_weight``, u = ``edge_class_weight``, b an image and c a
-class. Classes are C, or the labels 0 and 1 of each class of a multilabel call, 2C.
+Symbols are those of :mod:`edgeloss._reference.terms`: v = ``pixel_weight``, u = ``edge_class_weight``, b an image and c
+a class. Classes are C, or the labels 0 and 1 of each class of a multilabel call, 2C.
 
     n_bc = Σ v_i over i in E_b with y_i = c            the edge pixels of a class in an image
     t_bc = Σ v_i edge_i / n_bc                         its mean edge term
@@ -20,14 +20,14 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from edgeloss._checks.inputs import Inputs, check_that, may_read, result_dtype, widest
+from edgeloss._checks.inputs import Call, Inputs, check_that, may_read, result_dtype, widest
 from edgeloss._checks.options import Options
 
 PRIOR = 0.05  # of the balance, as a share of the mean number of edge pixels of a class
@@ -114,19 +114,19 @@ class Kernels(Protocol):
         """Make a map of the loss a function of the logits; ``of_region`` is the factor of R at each pixel."""
 
 
-class Evaluation(NamedTuple):
-    """What a backend returns.
+class Sums(NamedTuple):
+    """What a backend returns of a call.
 
     Attributes:
-        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
-        edge_sums: [3, B, C], a row for each :class:`EdgeRow`; of a multilabel call [3, B, 2C].
+        batch: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
+        edges: [3, B, C], a row for each :class:`EdgeRow`; of a multilabel call [3, B, 2C].
         maps: None unless asked for.
         regions: None where the region term has no weight.
         kernels: the call, whose sums have no derivative; None if all is differentiable.
     """
 
-    sums: Tensor
-    edge_sums: Tensor
+    batch: Tensor
+    edges: Tensor
     maps: LossMaps | None
     regions: Regions | None = None
     kernels: Kernels | None = None
@@ -152,54 +152,57 @@ class Combined(NamedTuple):
     slope: Tensor
 
 
+class LossResult(NamedTuple):
+    """The loss of a call, and what it was made of.
+
+    Attributes:
+        loss: 0-d, or a map in the shape of the target.
+        values: [8] detached, a place for each :class:`Value`.
+        sums: what the backend returned.
+    """
+
+    loss: Tensor
+    values: Tensor
+    sums: Sums
+
+
 Number = TypeVar("Number", Tensor, float)
-Terms: TypeAlias = dict[str, Tensor]
-Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tuple[Tensor, LossMaps, Terms]
 
 
-def reduce(evaluation: Evaluation, inputs: Inputs, options: Options, *, maps: bool, terms: bool) -> Result:
-    """Return the loss, then its maps and terms if asked for."""
-    dtype, of_pixels, kernels = result_dtype(inputs.logits), evaluation.maps, evaluation.kernels
-    normalizer = shared_normalizer(evaluation, inputs, options)
+def reduce(sums: Sums, call: Call) -> LossResult:
+    """Return the loss of sums, and its figures."""
+    inputs, options, kernels = call.inputs, call.options, sums.kernels
+    normalizer = shared_normalizer(sums, call)
     if kernels is not None and options.reduction != "none":
         if normalizer is not None:
-            check_normalizer(evaluation, inputs, options, normalizer)
+            check_normalizer(sums, call, normalizer)
         loss, values = kernels.reduce(normalizer)
     else:
-        combined = combine(evaluation, inputs, options, normalizer)
+        combined = combine(sums, call, normalizer)
         loss, values = combined.loss, combined.values
-        if options.reduction == "none" and of_pixels is not None:
-            loss, of_region = total_map(of_pixels, evaluation.regions, inputs, options, combined)
+        if options.reduction == "none" and sums.maps is not None:
+            loss, of_region = total_map(sums.maps, sums.regions, call, combined)
             if kernels is not None:
                 loss = kernels.attach(loss, combined, of_region)
             loss = inputs.as_given(loss)
-    loss = loss.to(dtype)
-    if not maps and not terms:
-        return loss
-    result: list[Tensor | LossMaps | Terms] = [loss]
-    if maps and of_pixels is not None:
-        of_pixels = of_pixels._replace(edge_mask=of_pixels.edge_mask.clone())  # the backward pass reads it
-        result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in of_pixels)))  # type: ignore[arg-type]
-    if terms:
-        result.append(dict(zip(VALUES, values.detach().to(dtype).unbind(), strict=True)))
-    return cast("Result", tuple(result))
+    return LossResult(loss.to(result_dtype(inputs.logits)), values, sums)
 
 
 # ----------------------------------------------------------------------------------------------------- the loss of sums
 
 
-def combine(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer: Tensor | None) -> Combined:
+def combine(sums: Sums, call: Call, normalizer: Tensor | None) -> Combined:
     """Return the loss of sums; ``normalizer`` is W and n, or W and E, and None for those of the call."""
-    sums, edge_sums, _, regions, _ = evaluation
-    n, same_side, other_side = edge_sums.unbind()
-    own = torch.cat([sums[SumRow.WEIGHT, None], n.sum(0)])
+    (of_batch, of_edges, _, regions, _), (inputs, options, *_) = sums, call
+    n, same_side, other_side = of_edges.unbind()
+    own = torch.cat([of_batch[SumRow.WEIGHT, None], n.sum(0)])
     w, *_ = divisors = own if normalizer is None else normalizer
     is_scalar = len(divisors) == 2  # W and E: there are two classes at least
     u = balance(divisors[1:]) if inputs.is_balanced and not is_scalar else inputs.edge_class_weight
     u = None if u is None else u.to(n)
     e = divisors[1] if is_scalar else weigh(divisors[1:], u).sum()
     if normalizer is not None:
-        check_normalizer(evaluation, inputs, options, normalizer)
+        check_normalizer(sums, call, normalizer)
     edge, by_class = edge_term(other_side, same_side, options), weigh(n, u)
     # Select before any arithmetic: the terms of a class without weight may be infinite.
     t = ratio(torch.where(by_class > 0, edge, 0.0), n)
@@ -208,11 +211,11 @@ def combine(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer
     if options.reduction == "sum":
         w, e = torch.ones_like(w), torch.ones_like(e)
     of_regions = torch.zeros_like(w) if regions is None else torch.dot(regions.value, regions.weight)
-    ce, focused_sum = sums[SumRow.CROSS_ENTROPY], weigh(focused, by_class).sum()
+    ce, focused_sum = of_batch[SumRow.CROSS_ENTROPY], weigh(focused, by_class).sum()
     terms = (options.ce_weight, ratio(ce, w)), (options.edge_weight, ratio(focused_sum, e))
     loss = _combine(*terms, (options.region_weight, ratio(of_regions, w)))
     raw = [ratio(weigh(values, u).sum(), e) for values in (same_side, other_side, edge)]
-    fraction = ratio(sums[SumRow.EDGES], sums[SumRow.VALID])
+    fraction = ratio(of_batch[SumRow.EDGES], of_batch[SumRow.VALID])
     figures = [ratio(ce, w), *raw, ratio(of_regions, w), fraction, ratio(focused_sum, e)]
     values = torch.stack([*figures, mean_phi]).detach()
     return Combined(loss, values, u, t, focused, slope)
@@ -284,21 +287,21 @@ def uniform_edge_term(classes: int, options: Options) -> float:
 # ----------------------------------------------------------------------------------------------------- the denominators
 
 
-def shared_normalizer(evaluation: Evaluation, inputs: Inputs, options: Options) -> Tensor | None:
+def shared_normalizer(sums: Sums, call: Call) -> Tensor | None:
     """Return the W and n, or W and E, that the loss divides by, in a vector; None for those of the call.
 
     With ``sync_normalizer`` they are the mean over the ranks: DDP averages the gradients of the ranks, and Σ / (global
     denominator / world size) gives that of the whole batch. Without a gradient there is nothing to average, and no rank
     waits for others.
     """
+    inputs, options = call.inputs, call.options
     is_shared = options.sync_normalizer and options.reduction != "sum" and torch.is_grad_enabled()
     is_shared = is_shared and dist.is_available() and dist.is_initialized()
     if inputs.normalizer is None and not is_shared:
         return None
-    sums, edge_sums = evaluation.sums, evaluation.edge_sums
-    own = sums[SumRow.WEIGHT], edge_sums[EdgeRow.WEIGHT].sum(0)
+    own = sums.batch[SumRow.WEIGHT], sums.edges[EdgeRow.WEIGHT].sum(0)
     w, n = own if inputs.normalizer is None else inputs.normalizer
-    total = torch.cat([w.view(1), n.view(-1)]).to(sums)
+    total = torch.cat([w.view(1), n.view(-1)]).to(sums.batch)
     if is_shared:
         total = total.detach().clone()
         dist.all_reduce(total)
@@ -306,9 +309,9 @@ def shared_normalizer(evaluation: Evaluation, inputs: Inputs, options: Options) 
     return total
 
 
-def check_normalizer(evaluation: Evaluation, inputs: Inputs, options: Options, normalizer: Tensor) -> None:
+def check_normalizer(sums: Sums, call: Call, normalizer: Tensor) -> None:
     """Raise an error where a user-supplied denominator of a term is 0 and that of the call is not."""
-    w, n = normalizer[0], normalizer[1:]
+    inputs, options, w, n = call.inputs, call.options, normalizer[0], normalizer[1:]
     if torch.compiler.is_compiling() or type(w) is not Tensor or inputs.normalizer is None:
         return
     if options.reduction == "sum" or options.validate == "never" or not may_read(w, options.validate):
@@ -318,10 +321,10 @@ def check_normalizer(evaluation: Evaluation, inputs: Inputs, options: Options, n
     )
     expected += " functional.normalizers over the calls of the step"
     if options.ce_weight or options.region_weight:
-        check_that((w > 0) | (evaluation.sums[SumRow.WEIGHT] == 0), expected.format("W", "valid pixels"))
+        check_that((w > 0) | (sums.batch[SumRow.WEIGHT] == 0), expected.format("W", "valid pixels"))
     if options.edge_weight:
         u = inputs.edge_class_weight
-        own = weigh(evaluation.edge_sums[EdgeRow.WEIGHT].sum(0), u if u is None else u.to(n)).sum()
+        own = weigh(sums.edges[EdgeRow.WEIGHT].sum(0), u if u is None else u.to(n)).sum()
         given = weigh(n, u if u is None else u.to(n)).sum() if len(n) > 1 else n[0]
         check_that((given > 0) | (own == 0), expected.format("n", "edges"))
 
@@ -347,11 +350,10 @@ def weights_of_pixels(inputs: Inputs, y: Tensor, valid: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- the terms as maps
 
 
-def total_map(
-    maps: LossMaps, regions: Regions | None, inputs: Inputs, options: Options, combined: Combined
-) -> tuple[Tensor, Tensor | None]:
+def total_map(maps: LossMaps, regions: Regions | None, call: Call, combined: Combined) -> tuple[Tensor, Tensor | None]:
     """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge · Φ(t)/t), and R's factor."""
-    (y, valid), v, of_region = inputs.labels(), inputs.pixel_weight, None
+    inputs, options, of_region = call.inputs, call.options, None
+    (y, valid), v = inputs.labels(), inputs.pixel_weight
     total = weigh(_combine((options.ce_weight, maps.cross_entropy)), v)
     if regions is not None:
         real = result_dtype(inputs.logits)

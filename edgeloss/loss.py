@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgeloss import _call
 from edgeloss._checks.inputs import BALANCED, Given, check_weight, is_balance, plain, renamed_balance
 from edgeloss._checks.options import HELP, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
-from edgeloss._reduction import Result, balance
-from edgeloss._reference.label_weights import label_totals
-from edgeloss.functional import loss_and_evaluation
+from edgeloss._reduction import balance
+from edgeloss.functional import Result, as_asked
 
 # What 0.2 and 0.3 stored, and what they had: the loss was a function of the steps before it.
 _DROPPED = ("edge_counts", "counted_steps", "edge_sums")
@@ -270,15 +270,9 @@ class EdgeAwareLoss(nn.Module):
             ValueError: if a shape, device or value does not fit; the message says what to do.
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
-        result, _ = loss_and_evaluation(
-            logits,
-            target,
-            self._checked_options(),
-            Given(self.weight, self.edge_class_weight, pixel_weight, distance, normalizer),
-            return_maps=return_maps,
-            return_terms=return_terms,
-        )
-        return result
+        given = Given(self.weight, self.edge_class_weight, pixel_weight, distance, normalizer)
+        found = _call.evaluate(logits, target, self._checked_options(), given, maps=return_maps, terms=return_terms)
+        return as_asked(*found, maps=return_maps, terms=return_terms)
 
     @suggest_keywords
     def of_class(self, index: int, target: Tensor | None = None) -> EdgeAwareLoss:
@@ -313,7 +307,7 @@ class EdgeAwareLoss(nn.Module):
             raise TypeError(f"index: expected an int, but got {index!r}")
         options = self.options() | {"multilabel": False}
         if is_balance(self.edge_class_weight) and target is not None:
-            n = label_totals(target, self._checked_options(), Given())[1]
+            n = _call.label_totals(target, self._checked_options(), Given())[1]
             options["edge_class_weight"] = balance(n.flatten()).view_as(n).float()
         for name in ("weight", "edge_class_weight"):
             values = options[name]

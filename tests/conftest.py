@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import torch
 
-from edgeloss import backends
+from edgeloss import _call, backends
 from edgeloss._kernels import library
 
 # No doctests in them; as test modules, conftest files of several folders would share one name, and two need Triton.
@@ -55,7 +55,7 @@ def _seed() -> None:
 def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make ``backend="auto"`` on the CPU choose each backend in turn."""
     if request.param == "reference":
-        monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "the test's choice")
+        monkeypatch.setattr(_call, "BACKENDS", _call.BACKENDS[-1:])
     elif (state := backends()["cpu"]) != "available":
         pytest.skip(f"fused kernels {state}")
     return str(request.param)
@@ -72,7 +72,7 @@ def stepped() -> SimpleNamespace:
     if os.environ.get("CI") != "true" and not host_shim.path(command).exists():  # tools/check_builds.py builds it too
         pytest.skip("slow: compiles the CUDA kernels for the host; runs with CI=true")
     host_shim.load(host_shim.build(command))
-    names = {"edge_loss": torch.ops.edgeloss, "gathered_terms": torch.ops.edgeloss_host}
+    names = {"edge_loss": torch.ops.edgeloss, "pair_terms": torch.ops.edgeloss_host}
     names["neighbor_nll"] = torch.ops.edgeloss_host
     return SimpleNamespace(
         **{operator: getattr(of, operator) for name, of in names.items() for operator in (name, f"{name}_backward")}

@@ -49,7 +49,7 @@ TARGET_TESTS += ["-k", "not cuda and not gathered and not [reference and not -re
 SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_autograd.py"]
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
 SANITIZED_TESTS += ["-k", "not [reference and not -reference] and not camvid and not compile and not one_graph"]
-STEPPED_TESTS = [NEIGHBOR_TESTS, AGREEMENT_TESTS[0], "-k", "stepped or gathered_terms or of_cuda"]
+STEPPED_TESTS = [NEIGHBOR_TESTS, AGREEMENT_TESTS[0], "-k", "stepped or pair_terms or of_cuda"]
 CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
 RACES = "g++ -O1 -g -fsanitize=thread"
 PATHS = os.pathsep.join(["tests", "tools", str(Path.cwd())])

@@ -22,7 +22,7 @@ class SlabGradient {
   void for_each_tile(const Slab& slab, const F& body) {
     prepare(slab);
     const Smoothing<A> smoothing = call_.smoothing(slab.image);
-    const EdgeWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
+    const SlabWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
     const int64_t of_image = 1 + slab.image * call_.g.classes;
     const A* same = slopes_.data() + of_image;
     const TermFactors<A> factors = {slopes_[0], same, same + call_.g.batch * call_.g.classes};
@@ -45,7 +45,7 @@ class SlabGradient {
   const Call<A>& call_;
   const std::vector<A>& slopes_;  // what arrives at the sums, as library.cpp says
   EdgeWindows<A> windows_;
-  EdgeWeights<A> weights_;
+  SlabWeights<A> weights_;
   SlabTiles<A> tiles_;
   RegionRows<A> regions_;
   std::vector<A> gradient_;
@@ -54,7 +54,7 @@ class SlabGradient {
 template <typename A>
 void SlabGradient<A>::prepare(const Slab& slab) {
   const Geometry& g = call_.g;
-  if (call_.options.gathers) {
+  if (call_.options.by_pairs) {
     collect_shares(slab);
   } else if (call_.options.edges) {
     windows_.form(call_.label_map(slab.image), slab, &weights_, nullptr);
@@ -83,12 +83,12 @@ void SlabGradient<A>::prepare(const Slab& slab) {
   });
 }
 
-// The weights where neighbors are gathered: their shares.
+// The weights where the edge terms are by pairs: their shares.
 template <typename A>
 void SlabGradient<A>::collect_shares(const Slab& slab) {
   weights_.clear();
   weights_.start(slab.pixels(call_.g.width), call_.g.classes);
-  gather_shares(call_, slab, weights_.same.data(), weights_.others);
+  find_pair_shares(call_, slab, weights_.same.data(), weights_.others);
   if (call_.g.classes > 2) return;
   for (const OtherWeight<A>& each : weights_.others) weights_.other[each.place] += each.weight;
   weights_.others.clear();
@@ -204,7 +204,7 @@ std::vector<A> slopes_of(const Gradients& gradients) {
   return result;
 }
 
-// Where neighbors are gathered labels are indices: those that forward has left are in range, others need not be.
+// Where the edge terms are by pairs labels are indices: those that forward has left are in range, others need not be.
 template <typename A>
 void check_labels(const Call<A>& call) {
   const int64_t n = call.g.batch * call.g.pixels;
@@ -228,7 +228,7 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     torch::stable::zero_(grad);
     return grad;
   }
-  if (options.gathers) check_labels(call);
+  if (options.by_pairs) check_labels(call);
   const std::vector<A> slopes = slopes_of<A>(gradients);
   if (call.up) {
     upsampled_backward(call, slopes, grad);

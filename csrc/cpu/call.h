@@ -1,9 +1,9 @@
 // The whole loss on the CPU: what forward and backward share.
 //
 // Forward (forward.cpp): (1) labels: which of them count, how many, and their averages for the region term; with decay
-// the distances; (2) slab by slab, the weights of the edge terms from the labels (labels.h), and tile by
-// tile the sums of the terms and the averages of the shares (pixels.h); (3) where neighbors are gathered, the edge
-// terms of pairs of pixels (neighbors/gather.h); (4) from the averages, the region terms and their slopes (region/).
+// the distances; (2) slab by slab, the weights of the edge terms from the labels (label_weights.h), and tile by
+// tile the sums of the terms and the averages of the shares (terms.h); (3) where the edge terms are by pairs, the edge
+// terms of pairs of pixels (pairs.h); (4) from the averages, the region terms and their slopes (region.h).
 // Backward (backward.cpp) forms these weights again, and the gradient from them and the logits. Logits of lower
 // resolution are interpolated row by row (interpolate.h). What a slab is does not depend on the number of threads, and
 // sums are added up in the order of the slabs, so every run gives the same bits.
@@ -88,7 +88,7 @@ struct Call {
   LabelMap<A> label_map(int64_t image) const {
     const int64_t first = image * g.pixels;
     return {label + first, edge_pixel_weight ? edge_pixel_weight + first : nullptr,
-            field && !options.gathers ? field + first : nullptr, per_decay()};
+            field && !options.by_pairs ? field + first : nullptr, per_decay()};
   }
   // Pixels of a tile. Of many classes they are fewer, so that it stays in the second-level cache.
   int64_t tile() const {

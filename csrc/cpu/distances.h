@@ -23,8 +23,8 @@ struct Moves {
 
   Moves(const Geometry& g, const Options& options) {
     // Squares of lengths in units of the longest side of a pixel, a power of two, neither overflow nor round.
-    const double* sides = options.spacing + !g.is_volume;
-    const double unit = std::exp2(std::ilogb(*std::max_element(sides, options.spacing + 3)));
+    const std::vector<double>& sides = options.spacing;
+    const double unit = std::exp2(std::ilogb(*std::max_element(sides.begin() + !g.is_volume, sides.end())));
     const int64_t size[3] = {g.depth, g.height, g.width};
     double spacing[3] = {}, limit = 0;
     for (int axis = !g.is_volume; axis < 3; ++axis) {

@@ -206,7 +206,7 @@ struct Passes {
   // What pass 2 of a thread works in.
   struct Space {
     EdgeWindows<A> windows;
-    EdgeWeights<A> weights;
+    SlabWeights<A> weights;
     SlabTiles<A> tiles;
     RegionRows<A> regions;
     EdgeTotals totals;
@@ -219,7 +219,7 @@ struct Passes {
   void find_terms(int64_t i, const Slab& slab, Space& space) {
     const Geometry& g = call.g;
     Sums& of = sums[i];
-    EdgeWeights<A>* weights = call.options.edges && !call.options.gathers ? &space.weights : nullptr;
+    SlabWeights<A>* weights = call.options.edges && !call.options.by_pairs ? &space.weights : nullptr;
     if (call.options.edges) {
       space.windows.form(call.label_map(slab.image), slab, weights, &space.totals);
       double* weight = space.edges.row(EdgeRow::kWeight);
@@ -257,11 +257,11 @@ struct Passes {
   }
 
   // Pass 3: the edge terms of pairs of pixels.
-  void gather() {
+  void add_pairs() {
     for_each_slab([&] {
       return [&, table = EdgeTable(call.g.classes)](int64_t i, const Slab& slab) mutable {
         A* sides = maps ? maps + call.g.batch * call.g.pixels : nullptr;
-        gather_terms(call, slab, table.row(EdgeRow::kSameSide), sides);
+        add_pair_terms(call, slab, table.row(EdgeRow::kSameSide), sides);
         table.move_to(edges[i]);
       };
     });
@@ -351,7 +351,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
     auto space = std::make_shared<typename Passes<A>::Space>(call);
     return [&, space](int64_t i, const Slab& slab) { passes.find_terms(i, slab, *space); };
   });
-  if (options.gathers) passes.gather();
+  if (options.by_pairs) passes.add_pairs();
   double* edge_sums = data_of<double>(outputs.edge_sums);
   for (int64_t i = 0; i < call.slabs.count; ++i) {
     for (int row = 0; row < Row::kCount; ++row) sums[row] += passes.sums[i][row];

@@ -143,7 +143,7 @@ EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), newest_(g.classes) {
 }
 
 template <typename A>
-void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals) {
+void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, SlabWeights<A>* weights, EdgeTotals* totals) {
   if (weights) weights->clear();
   if (totals) {
     totals->counts.assign(g_.classes + 1, 0);
@@ -175,8 +175,8 @@ void EdgeWindows<A>::start(const int16_t* label, const Slab& slab) {
 
 // With all pixels of the rows that those of a region see.
 template <typename A>
-Region EdgeWindows<A>::expanded(const Region& region) const {
-  Region result = region;
+Extent EdgeWindows<A>::expanded(const Extent& region) const {
+  Extent result = region;
   const int64_t size[2] = {g_.depth, g_.height};
   for (int a = 0; a < 2; ++a) {
     result.first[a] = std::max<int64_t>(0, region.first[a] - g_.radius[a]);
@@ -211,7 +211,7 @@ void EdgeWindows<A>::compare(const int16_t* label) {
 
 // Finds the groups of a region that see several labels up to `reach` windows away, 1 or 2.
 template <typename A>
-bool EdgeWindows<A>::find_groups(const Region& region, int64_t reach, Flags& found) {
+bool EdgeWindows<A>::find_groups(const Extent& region, int64_t reach, Flags& found) {
   const int64_t far = reach * g_.radius[0], wide = reach * g_.radius[1], n = groups_;
   const auto at = [n, all = all_](int64_t z, int64_t y) {
     return ((z - all.first[0]) * (all.last[1] - all.first[1]) + y - all.first[1]) * n;
@@ -244,7 +244,7 @@ bool EdgeWindows<A>::find_groups(const Region& region, int64_t reach, Flags& fou
 // Calls body(slice, row, flags of its groups) for the rows of a region.
 template <typename A>
 template <typename F>
-void EdgeWindows<A>::for_each_flagged(const Region& region, const uint8_t* groups, const F& body) const {
+void EdgeWindows<A>::for_each_flagged(const Extent& region, const uint8_t* groups, const F& body) const {
   for_each_row(region, [&](int64_t z, int64_t y) {
     body(z, y, groups);
     groups += groups_;
@@ -253,8 +253,8 @@ void EdgeWindows<A>::for_each_flagged(const Region& region, const uint8_t* group
 
 // Labels and w, and room for the rest.
 template <typename A>
-void EdgeWindows<A>::load(const LabelMap<A>& map, const Region& region, const int64_t* margin) {
-  Region whole = region;
+void EdgeWindows<A>::load(const LabelMap<A>& map, const Extent& region, const int64_t* margin) {
+  Extent whole = region;
   whole.last[2] = groups_ * kGroup;
   box_ = Box(whole, margin);
   offsets_.clear();
@@ -269,7 +269,7 @@ void EdgeWindows<A>::load(const LabelMap<A>& map, const Region& region, const in
   given_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
   v_ = numbers + 5 * box_.count;
   std::fill_n(sums_.same, 2 * box_.count, A(0));
-  const Region rows = {{region.first[0] - margin[0], region.first[1] - margin[1]},
+  const Extent rows = {{region.first[0] - margin[0], region.first[1] - margin[1]},
                        {region.last[0] + margin[0], region.last[1] + margin[1]}};
   for_each_row(rows, [&](int64_t z, int64_t y) {
     const bool is_inside = 0 <= z && z < g_.depth && 0 <= y && y < g_.height;
@@ -294,10 +294,10 @@ void EdgeWindows<A>::load(const LabelMap<A>& map, const Region& region, const in
 
 // Sums of `from` over the neighbors of the pixels of a region, where its groups are flagged.
 template <typename A>
-void EdgeWindows<A>::add_around(const Region& region, const Flags& groups, const TwoSides<A>& from,
+void EdgeWindows<A>::add_around(const Extent& region, const Flags& groups, const TwoSides<A>& from,
                                 const TwoSides<A>& to, Others* others) {
   for (int64_t x = 0; x < g_.width; x += columns_) {
-    Region block = region;
+    Extent block = region;
     block.first[2] = x;
     block.last[2] = std::min(x + columns_, groups_ * kGroup);
     const uint8_t* flags = groups.data() + x / kGroup;
@@ -325,7 +325,7 @@ void EdgeWindows<A>::add_around(const Region& region, const Flags& groups, const
 }
 
 template <typename A>
-void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups, const TwoSides<A>& from,
+void EdgeWindows<A>::add_by_neighbor(const Extent& block, const uint8_t* groups, const TwoSides<A>& from,
                                      const TwoSides<A>& to, Others* others) {
   const int64_t* r = g_.radius;
   for (int64_t z = -r[0]; z <= r[0] && static_cast<int64_t>(offsets_.size()) < neighbors_; ++z) {
@@ -422,7 +422,7 @@ void EdgeWindows<A>::count(const WideLabel<A>* label, const A* v, const uint8_t*
 
 // Writes what is given to each pixel of the slab, times its w.
 template <typename A>
-void EdgeWindows<A>::write(EdgeWeights<A>& weights) const {
+void EdgeWindows<A>::write(SlabWeights<A>& weights) const {
   for_each_flagged(inner_, near_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
     const int64_t at = box_.at(z, y, 0), place = slab_.place(g_.width, z, y, 0);
     const auto copy = [&](const A* given, A* out) {

@@ -33,7 +33,7 @@ struct OtherWeight {
 
 // Of a slab.
 template <typename A>
-struct EdgeWeights {
+struct SlabWeights {
   std::vector<A> same;                 // A_n, by place
   std::vector<A> other;                // B_n of two classes, by place
   std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of places: up to C - 1 per pixel
@@ -101,13 +101,13 @@ EDGELOSS_INLINE void for_each_found(const uint8_t* found, int64_t n, const F& bo
 }
 
 // Pixels of an image, [first, last) along each axis.
-struct Region {
+struct Extent {
   int64_t first[3], last[3];
 };
 
 // Calls body(slice, row) for each row of a region.
 template <typename F>
-void for_each_row(const Region& region, const F& body) {
+void for_each_row(const Extent& region, const F& body) {
   for (int64_t z = region.first[0]; z < region.last[0]; ++z) {
     for (int64_t y = region.first[1]; y < region.last[1]; ++y) body(z, y);
   }
@@ -118,7 +118,7 @@ struct Box {
   int64_t origin[3], step[3], count;
 
   Box() = default;
-  Box(const Region& region, const int64_t* margin) {
+  Box(const Extent& region, const int64_t* margin) {
     for (int a = 2; a >= 0; --a) {
       origin[a] = region.first[a] - margin[a];
       step[a] = a == 2 ? 1 : count;
@@ -147,7 +147,7 @@ class EdgeWindows {
   explicit EdgeWindows(const Geometry& g);
 
   // weights and totals: each may be null.
-  void form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals);
+  void form(const LabelMap<A>& map, const Slab& slab, SlabWeights<A>* weights, EdgeTotals* totals);
 
   // Writes d of the pixels of a slab that are near an edge to `field`, that of the image.
   void find_distances(const int16_t* label, const Slab& slab, const Moves& moves, A* field);
@@ -156,28 +156,28 @@ class EdgeWindows {
   using Flags = std::vector<uint8_t>;
   using Others = std::vector<OtherWeight<A>>;
 
-  Region expanded(const Region& region) const;
+  Extent expanded(const Extent& region) const;
   void start(const int16_t* label, const Slab& slab);
   void compare(const int16_t* label);
-  bool find_groups(const Region& region, int64_t reach, Flags& found);
+  bool find_groups(const Extent& region, int64_t reach, Flags& found);
   template <typename F>
-  void for_each_flagged(const Region& region, const uint8_t* groups, const F& body) const;
-  void load(const LabelMap<A>& map, const Region& region, const int64_t* margin);
-  void add_around(const Region& region, const Flags& groups, const TwoSides<A>& from, const TwoSides<A>& to,
+  void for_each_flagged(const Extent& region, const uint8_t* groups, const F& body) const;
+  void load(const LabelMap<A>& map, const Extent& region, const int64_t* margin);
+  void add_around(const Extent& region, const Flags& groups, const TwoSides<A>& from, const TwoSides<A>& to,
                   Others* others);
-  void add_by_neighbor(const Region& block, const uint8_t* groups, const TwoSides<A>& from, const TwoSides<A>& to,
+  void add_by_neighbor(const Extent& block, const uint8_t* groups, const TwoSides<A>& from, const TwoSides<A>& to,
                        Others* others);
   void list_others(int64_t i, int32_t place, Others& others);
-  void find_classes(const Region& block);
-  void add_by_class(const Region& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others);
+  void find_classes(const Extent& block);
+  void add_by_class(const Extent& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others);
   void divide_sides(const LabelMap<A>& map, EdgeTotals* totals);
   void count(const WideLabel<A>* label, const A* v, const uint8_t* groups, bool has_weights, EdgeTotals& totals) const;
-  void write(EdgeWeights<A>& weights) const;
+  void write(SlabWeights<A>& weights) const;
 
   const Geometry& g_;
   int64_t neighbors_, groups_, columns_;  // of a window; of a row; of a block
   Slab slab_;
-  Region inner_, edges_, all_;             // the slab, the edge pixels that its weights come from, and what these see
+  Extent inner_, edges_, all_;             // the slab, the edge pixels that its weights come from, and what these see
   Flags differs_;                          // of a row: whether a pixel and the next one have other labels
   std::vector<int16_t> first_, steps_[2];  // of each group: its first label; a bit per step in reach of 1 or 2 windows
   Flags edge_groups_, near_groups_;        // where edge pixels may be, and what they give may be

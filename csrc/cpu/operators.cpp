@@ -41,35 +41,45 @@ void check_given(const Checker& check, const Inputs& inputs, const Optional& dis
 }
 
 Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
-                  const Optional& distance, std::vector<int64_t> integers, std::vector<double> reals) {
+                  const Optional& distance, int64_t ignore_index, int64_t validate,
+                  int64_t tables, bool edges, bool regions, bool by_pairs, bool maps, bool keeps_state,
+                  std::vector<int64_t> radius, double label_smoothing, double power, double decay,
+                  std::vector<double> spacing) {
   const Optional none;
   const Inputs inputs = {logits, weight, pixel_weight, none};
-  const Options options(integers, reals);
+  const Options options = {ignore_index, validate,        tables, edges, regions, by_pairs, maps, keeps_state,
+                           radius,       label_smoothing, power,  decay, spacing};
+  options.check();
   const Checker check(logits);
   check_target(check, "target", target, checks::kLabels);
   check_given(check, inputs, distance, sizes_of(target), options.tables);
-  const auto [sums, edge_sums, region, region_weight, maps, saved] = forward(inputs, target, distance, options);
-  return {sums, edge_sums, region, region_weight, maps, saved.label, saved.memory};
+  const Outputs to = forward(inputs, target, distance, options);
+  return {to.sums, to.edge_sums, to.region, to.region_weight, to.maps, to.saved.label, to.saved.memory};
 }
 
 Tensor edge_loss_backward(const Optional& grad, const Tensor& slopes, const Optional& edge_pixel_weight,
                           const Tensor& logits, const Optional& weight, const Optional& pixel_weight,
                           const Optional& distance, const Tensor& label, const Tensor& memory,
-                          std::vector<int64_t> integers, std::vector<double> reals) {
+                          int64_t ignore_index, int64_t validate,
+                  int64_t tables, bool edges, bool regions, bool by_pairs, bool maps, bool keeps_state,
+                  std::vector<int64_t> radius, double label_smoothing, double power, double decay,
+                  std::vector<double> spacing) {
   const Inputs inputs = {logits, weight, pixel_weight, edge_pixel_weight};
-  const Options options(integers, reals);
+  const Options options = {ignore_index, validate,        tables, edges, regions, by_pairs, maps, keeps_state,
+                           radius,       label_smoothing, power,  decay, spacing};
+  options.check();
   const Checker check(logits);
   check_target(check, "label", label, {ScalarType::Short});
   check_given(check, inputs, distance, sizes_of(label), options.tables);
-  STD_TORCH_CHECK(!edge_pixel_weight || options.gathers || !options.edges,
+  STD_TORCH_CHECK(!edge_pixel_weight || options.by_pairs || !options.edges,
                   "edge_pixel_weight: expected a call with maps");
   const Geometry g = clipped_geometry(logits, label, options);
   if (grad) {
     checks::dtype("grad", *grad, checks::kReal);
     STD_TORCH_CHECK(grad->numel() == 1, "grad: expected one element, but got ", grad->numel());
   }
-  const int64_t regions = options.regions ? g.batch / g.tables : 0;
-  check.flat("slopes", slopes, 1 + 2 * g.batch * g.classes + regions, ScalarType::Double);
+  const int64_t images = options.regions ? g.batch / g.tables : 0;
+  check.flat("slopes", slopes, 1 + 2 * g.batch * g.classes + images, ScalarType::Double);
   check.flat("memory", memory, state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte);
   return backward({grad, slopes}, inputs, {label, memory, distance}, options);
 }

@@ -1,4 +1,4 @@
-// The two passes of gather.h.
+// The two passes of pairs.h.
 #include "pairs.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ struct GatheredImage {
 }  // namespace
 
 template <typename A>
-void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) {
+void add_pair_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) {
   const GatheredImage<A> image(call, slab.image);
   const Geometry& g = call.g;
   const int16_t* label = image.map.label;
@@ -98,7 +98,7 @@ void gather_terms(const Call<A>& call, const Slab& slab, double* sums, A* maps) 
 }
 
 template <typename A>
-void gather_shares(const Call<A>& call, const Slab& slab, A* own, std::vector<OtherWeight<A>>& others) {
+void find_pair_shares(const Call<A>& call, const Slab& slab, A* own, std::vector<OtherWeight<A>>& others) {
   const GatheredImage<A> image(call, slab.image);
   const Geometry& g = call.g;
   const int16_t* label = image.map.label;
@@ -129,9 +129,9 @@ void gather_shares(const Call<A>& call, const Slab& slab, A* own, std::vector<Ot
   });
 }
 
-template void gather_terms(const Call<float>&, const Slab&, double*, float*);
-template void gather_terms(const Call<double>&, const Slab&, double*, double*);
-template void gather_shares(const Call<float>&, const Slab&, float*, std::vector<OtherWeight<float>>&);
-template void gather_shares(const Call<double>&, const Slab&, double*, std::vector<OtherWeight<double>>&);
+template void add_pair_terms(const Call<float>&, const Slab&, double*, float*);
+template void add_pair_terms(const Call<double>&, const Slab&, double*, double*);
+template void find_pair_shares(const Call<float>&, const Slab&, float*, std::vector<OtherWeight<float>>&);
+template void find_pair_shares(const Call<double>&, const Slab&, double*, std::vector<OtherWeight<double>>&);
 
 }  // namespace edgeloss

@@ -19,7 +19,7 @@ namespace edgeloss {
 // Of so few classes the statistics of the softmax take less time to form again than to keep.
 constexpr int64_t kFewClasses = 8;
 
-constexpr int64_t kSideNumbers = 3;  // of one side of an edge pixel, as in neighbors/power_mean.h
+constexpr int64_t kSideNumbers = 3;  // of one side of an edge pixel, as in ../power_mean.h
 
 inline int64_t averages_in(const RegionSize& size) { return size.depth * size.height * size.width; }
 // Of the maps of averages of an image.
@@ -45,11 +45,11 @@ template <typename A>
 struct State {
   static constexpr int64_t kAligned = 64;  // bytes that each begins at a multiple of
 
-  uint8_t* edge;      // the edge mask, where neighbors are gathered
+  uint8_t* edge;      // the edge mask, where the edge terms are by pairs
   A *m, *r;           // the statistics of the softmax; null where backward forms them again
   A* field;           // d, with decay, unless the user gives it
   A* slopes;          // [B, C, *A] of the region term by the shares under each average
-  A* sides;           // [B, P, 2, 3], of edge pixels, where neighbors are gathered
+  A* sides;           // [B, P, 2, 3], of edge pixels, where the edge terms are by pairs
   uint8_t* has_term;  // [B, C] of the region term: whether a class has one
   int64_t bytes = 0;
   std::vector<std::pair<std::byte*, int64_t>> gaps;  // between the parts
@@ -57,7 +57,7 @@ struct State {
   // Lays the parts out from `memory` on, which is null where only their bytes are asked for. The fake kernel in
   // edgeloss/_kernels/evaluate.py counts the same.
   State(std::byte* memory, const Geometry& g, const Options& options, bool is_upsampled, bool has_distance) {
-    const int64_t pixels = g.batch * g.pixels, pairs = options.gathers ? pixels : 0;
+    const int64_t pixels = g.batch * g.pixels, pairs = options.by_pairs ? pixels : 0;
     const bool keeps_statistics = options.keeps_state && (is_upsampled || g.classes > kFewClasses);
     const int64_t maps = options.keeps_state && has_regions(g, options) ? g.batch * g.classes : 0;
     const auto lay_out = [&](auto*& part, int64_t count) {

@@ -83,7 +83,7 @@ class SlabTiles {
   // Calls body(pixels, where they are) for each tile. weights may be null; rereads: most of the tile is read
   // more than once.
   template <typename F>
-  void for_each(const Slab& slab, const EdgeWeights<A>* weights, bool rereads, const F& body) {
+  void for_each(const Slab& slab, const SlabWeights<A>* weights, bool rereads, const F& body) {
     const OtherWeight<A>* next = weights ? weights->others.data() : nullptr;
     for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
       next = of_slice(slab, z, weights && weights->any ? weights : nullptr, next, rereads, body);
@@ -93,7 +93,7 @@ class SlabTiles {
  private:
   // next: the first weight of other classes in the slice; returns the one after it.
   template <typename F>
-  const OtherWeight<A>* of_slice(const Slab& slab, int64_t z, const EdgeWeights<A>* weights, const OtherWeight<A>* next,
+  const OtherWeight<A>* of_slice(const Slab& slab, int64_t z, const SlabWeights<A>* weights, const OtherWeight<A>* next,
                                  bool rereads, const F& body) {
     const Geometry& g = call_.g;
     const Stored<A> x = call_.image(slab.image);

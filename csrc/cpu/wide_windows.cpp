@@ -69,9 +69,9 @@ EDGELOSS_INLINE const A* sums_around(int64_t count, const int64_t* steps, const 
 
 // The classes that the pixels of a block see.
 template <typename A>
-void EdgeWindows<A>::find_classes(const Region& block) {
+void EdgeWindows<A>::find_classes(const Extent& block) {
   Flags is_present(g_.classes);
-  Region seen = expanded(block);
+  Extent seen = expanded(block);
   seen.first[2] -= g_.radius[2];
   seen.last[2] += g_.radius[2];
   for_each_row(seen, [&](int64_t z, int64_t y) {
@@ -86,7 +86,7 @@ void EdgeWindows<A>::find_classes(const Region& block) {
 
 // Class by class.
 template <typename A>
-void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others) {
+void EdgeWindows<A>::add_by_class(const Extent& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others) {
   const Box box(block, g_.radius);
   const int64_t n = block.last[2] - block.first[2], row_length = n + 2 * g_.radius[2];
   sums_of_class_.resize(14 * box.count);
@@ -134,10 +134,10 @@ void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, 
   }
 }
 
-template void EdgeWindows<float>::find_classes(const Region&);
-template void EdgeWindows<double>::find_classes(const Region&);
-template void EdgeWindows<float>::add_by_class(const Region&, const TwoSides<float>&, const TwoSides<float>&, Others*);
-template void EdgeWindows<double>::add_by_class(const Region&, const TwoSides<double>&, const TwoSides<double>&,
+template void EdgeWindows<float>::find_classes(const Extent&);
+template void EdgeWindows<double>::find_classes(const Extent&);
+template void EdgeWindows<float>::add_by_class(const Extent&, const TwoSides<float>&, const TwoSides<float>&, Others*);
+template void EdgeWindows<double>::add_by_class(const Extent&, const TwoSides<double>&, const TwoSides<double>&,
                                                 Others*);
 
 }  // namespace edgeloss

@@ -70,8 +70,8 @@ class OnDevice {
 
 STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {
   using namespace edgeloss;
-  m.impl("gathered_terms", TORCH_BOX(&gathered_terms<OnDevice>));
-  m.impl("gathered_terms_backward", TORCH_BOX(&gathered_terms_backward<OnDevice>));
+  m.impl("pair_terms", TORCH_BOX(&pair_terms<OnDevice>));
+  m.impl("pair_terms_backward", TORCH_BOX(&pair_terms_backward<OnDevice>));
   m.impl("neighbor_nll", TORCH_BOX(&neighbor_nll<OnDevice>));
   m.impl("neighbor_nll_backward", TORCH_BOX(&neighbor_nll_backward<OnDevice>));
 }

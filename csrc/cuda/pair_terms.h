@@ -1,4 +1,4 @@
-// S and O of an edge pixel and their gradient at a neighbor, from the logits: what gather.h is to the CPU, for devices
+// S and O of an edge pixel and their gradient at a neighbor, from the logits: what cpu/pairs.h is to the CPU, for devices
 // where one thread takes a pixel. Edges and distances are given, and the sums are the caller's.
 //
 // Every pass looks at pixels from where it writes, as those of nll.h: at the neighbors of an edge pixel, or at the edge
@@ -131,7 +131,7 @@ struct GatheredTerms : SoftmaxImage<GatheredTerms<A>, A> {
 
 // The operators; their passes are those of a device. Returns terms, stats, sides.
 template <typename Passes>
-std::tuple<Tensor, Tensor, Tensor> gathered_terms(const Tensor& logits, const Tensor& label, const Tensor& edge,
+std::tuple<Tensor, Tensor, Tensor> pair_terms(const Tensor& logits, const Tensor& label, const Tensor& edge,
                                                   const std::optional<Tensor>& distance, double power,
                                                   std::vector<int64_t> radius) {
   const checks::Checker check(logits, checks::kReal);
@@ -152,7 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> gathered_terms(const Tensor& logits, const Te
 }
 
 template <typename Passes>
-Tensor gathered_terms_backward(const Tensor& grad_terms, const Tensor& logits, const Tensor& label, const Tensor& edge,
+Tensor pair_terms_backward(const Tensor& grad_terms, const Tensor& logits, const Tensor& label, const Tensor& edge,
                                const std::optional<Tensor>& distance, const Tensor& stats, const Tensor& sides,
                                double power, std::vector<int64_t> radius) {
   const Tensor grad = new_gradient(logits);

@@ -88,6 +88,24 @@ class Inputs(NamedTuple):
         return as_given(values, self.multilabel_classes)
 
 
+class Call(NamedTuple):
+    """A checked call of the loss, as backends read it.
+
+    Attributes:
+        inputs: the tensors.
+        options: the others.
+        edges: whether the edge terms are computed; they may be without a weight.
+        maps: whether the terms of each pixel are computed, too.
+        distances: whether d of each pixel is one of the maps.
+    """
+
+    inputs: Inputs
+    options: Options
+    edges: bool = True
+    maps: bool = False
+    distances: bool = False
+
+
 def by_class(values: Tensor) -> Tensor:
     """Return [B, C, *S] as B · C images of one logit, [B · C, 1, *S]."""
     return values.flatten(0, 1).unsqueeze(1)

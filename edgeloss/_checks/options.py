@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, wraps
 from numbers import Integral, Real
-from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeGuard, TypeVar, get_args
 
 Reduction = Literal["mean", "sum", "none"]
 Validate = Literal["async", "sync", "never"]
@@ -37,6 +37,34 @@ ADVICE = {
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Term(NamedTuple):
+    """A term of the loss.
+
+    Attributes:
+        name: of its row in the sums, its map and its value in ``return_terms``.
+        title: in figures.
+        denominator: what its mean divides by: ``"W"``, over the valid pixels, or ``"E"``, over the edge pixels.
+        weights: the options whose product is its weight.
+        has_map: whether it is a value of each pixel.
+    """
+
+    name: str
+    title: str
+    denominator: Literal["W", "E"]
+    weights: tuple[str, ...]
+    has_map: bool = True
+
+
+# Every other list of the terms is read from this one, or compared with it by a test.
+TERMS = (
+    Term("cross_entropy", "cross-entropy", "W", ("ce_weight",)),
+    Term("same_side", "same side", "E", ("edge_weight", "same_side_weight")),
+    Term("other_side", "other side", "E", ("edge_weight", "other_side_weight")),
+    Term("region", "region term", "W", ("region_weight",), has_map=False),
+)
+EDGE_TERMS = tuple(term for term in TERMS if term.denominator == "E")
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -292,12 +320,7 @@ class Options:
 
     def term_weights(self) -> dict[str, float]:
         """Return the weight of each term in the loss."""
-        return {
-            "cross_entropy": self.ce_weight,
-            "same_side": self.edge_weight * self.same_side_weight,
-            "other_side": self.edge_weight * self.other_side_weight,
-            "region": self.region_weight,
-        }
+        return {term.name: math.prod(getattr(self, name) for name in term.weights) for term in TERMS}
 
     def __post_init__(self) -> None:
         """Check every option."""

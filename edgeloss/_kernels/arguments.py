@@ -1,63 +1,71 @@
-"""From the options of a call to the numbers that cross into the operator of a backend."""
+"""From a call to the arguments of its operator, by name, and what the operator returns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from edgeloss._checks.inputs import result_dtype
-from edgeloss._checks.options import Validate
+from edgeloss._checks.inputs import Call, result_dtype, widest
+from edgeloss._checks.options import NO_POWER, Options, Validate
+from edgeloss._kernels import library
 from edgeloss._reduction import EdgeRow, SumRow
+from edgeloss._reference.custom_ops import is_evenly_spaced
+from edgeloss._reference.interpolate import readable_logits
+from edgeloss._reference.neighborhoods import FAR, clipped
 
 VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
+_NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
+_MOST_DECAYS = 25  # the span of distances over which weights of neighbors have a common scale in float32
 
 
-class Numbers(NamedTuple):
-    """The options of a call, as they cross into an operator; csrc/options.h reads them in this order."""
+class KernelOptions(NamedTuple):
+    """The options of a call as its operator takes them, by the names of csrc/options.h."""
 
     ignore_index: int
     validate: int
     tables: int
-    edges: int
-    regions: int
-    gathers: int  # the edge terms by pairs of pixels: their weights do not come from the labels alone
-    maps: int  # the terms of each pixel too; of the kernels on CPUs
-    keeps_state: int
-    radius: tuple[int, ...]
+    edges: bool
+    regions: bool
+    by_pairs: bool  # the edge terms by pairs of pixels: their weights do not come from the labels alone
+    maps: bool  # the terms of each pixel too; of the kernels on CPUs
+    keeps_state: bool  # for a backward pass
+    radius: tuple[int, ...]  # of 3 axes, as spacing
     label_smoothing: float
     power: float
     decay: float  # 0 for none
     spacing: tuple[float, ...]
 
-    @property
-    def integers(self) -> list[int]:
-        """All before ``label_smoothing``, with a radius of 3 axes."""
-        return [*self[:8], *(0,) * (3 - len(self.radius)), *self.radius]
 
-    @property
-    def reals(self) -> list[float]:
-        """The others, with a spacing of 3 axes."""
-        return [self.label_smoothing, self.power, self.decay, *(1.0,) * (3 - len(self.spacing)), *self.spacing]
-
-    @classmethod
-    def of(cls, integers: Sequence[int], reals: Sequence[float]) -> Numbers:
-        """Return the numbers of both lists, with radius and spacing of 3 axes."""
-        return cls._make((*integers[:8], tuple(integers[8:]), *reals[:3], tuple(reals[3:])))
-
-
-class EdgeLossInputs(NamedTuple):
-    """The arguments of the operators that return the sums of the loss."""
+class Arguments(NamedTuple):
+    """The arguments of ``edge_loss``, named and ordered as in its schema."""
 
     logits: Tensor
     target: Tensor
     weight: Tensor | None
     pixel_weight: Tensor | None
     distance: Tensor | None
-    integers: list[int]
-    reals: list[float]
+    ignore_index: int
+    validate: int
+    tables: int
+    edges: bool
+    regions: bool
+    by_pairs: bool
+    maps: bool
+    keeps_state: bool
+    radius: tuple[int, ...]
+    label_smoothing: float
+    power: float
+    decay: float
+    spacing: tuple[float, ...]
+
+    @property
+    def options(self) -> KernelOptions:
+        """Those without a tensor, which can be a key."""
+        options = KernelOptions._make(self[-len(KernelOptions._fields) :])
+        return options._replace(radius=tuple(options.radius), spacing=tuple(options.spacing))
 
 
 class Outputs(NamedTuple):
@@ -65,8 +73,8 @@ class Outputs(NamedTuple):
 
     Attributes:
         sums: [5] float64, a row for each :class:`edgeloss._reduction.SumRow`.
-        edge_sums: [3, B, C] float64, a row for each :class:`edgeloss._reduction.EdgeRow`, by image and class of the edge
-            pixels; images are those of the kernels, B · C of a multilabel call with two classes each.
+        edge_sums: [3, B, C] float64, a row for each :class:`edgeloss._reduction.EdgeRow`, by image and class of the
+            edge pixels; images are those of the kernels, B · C of a multilabel call with two classes each.
         region: R of each image [B] float64, or empty where not asked for, like its weight.
         region_weight: Σ_valid v · weight[y] of each image [B] float64.
         maps: the terms of each pixel, [3, B, *S]: the cross-entropy, S and O, or empty where not asked for.
@@ -79,11 +87,69 @@ class Outputs(NamedTuple):
     maps: Tensor
 
 
-def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
-    """Return new tensors for what the operators return of a call: :class:`Outputs`."""
-    shape, new = inputs.target.shape, inputs.logits.new_empty
-    images = shape[0] // numbers.tables if numbers.regions else 0
-    sums, *regions = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
-    edge_sums = new((len(EdgeRow), shape[0], max(2, inputs.logits.shape[1])), dtype=torch.float64)
-    maps = new((len(EdgeRow) if numbers.maps else 0, *shape), dtype=result_dtype(inputs.logits))
-    return sums, edge_sums, *regions, maps
+def new_outputs(arguments: Arguments) -> Outputs:
+    """Return new tensors for what the operators return of a call."""
+    shape, new = arguments.target.shape, arguments.logits.new_empty
+    images = shape[0] // arguments.tables if arguments.regions else 0
+    sums, region, region_weight = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
+    edge_sums = new((len(EdgeRow), shape[0], max(2, arguments.logits.shape[1])), dtype=torch.float64)
+    maps = new((len(EdgeRow) if arguments.maps else 0, *shape), dtype=result_dtype(arguments.logits))
+    return Outputs(sums, edge_sums, region, region_weight, maps)
+
+
+def arguments_of(call: Call) -> Arguments:
+    """Return the arguments of the operator for a call."""
+    inputs, options = call.inputs, _kernel_options(call)
+    logits, distance = inputs.logits, inputs.distance if call.edges else None
+    if options.by_pairs and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
+        logits = readable_logits(logits, inputs.labels()[1])
+    if distance is not None:
+        wide = (distance.to(widest(distance.device)) / _unit(call.options)).clamp(max=FAR)
+        distance = wide.to(result_dtype(logits)).contiguous()
+    return Arguments(
+        logits if is_evenly_spaced(logits) else logits.contiguous(),
+        inputs.target.contiguous(),
+        contiguous(inputs.weight),
+        contiguous(inputs.pixel_weight),
+        distance,
+        *options,
+    )
+
+
+def _kernel_options(call: Call) -> KernelOptions:
+    inputs, options = call.inputs, call.options
+    unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
+    power = 0.0 if abs(options.power) <= NO_POWER else options.power
+    decay = 0.0 if options.decay is None else options.decay / unit
+    is_spread = inputs.distance is not None
+    # Elsewhere the kernels count labels out of range, and evaluate() raises the error.
+    is_checked_inside = torch.compiler.is_compiling() or library.is_of_triton(inputs.logits)
+    if decay and not is_spread:
+        reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)
+        is_spread = 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
+    missing = 3 - len(radius)
+    return KernelOptions(
+        ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
+        validate=VALIDATE[options.validate] if is_checked_inside else 0,
+        tables=inputs.tables,
+        edges=call.edges,
+        regions=options.region_weight > 0,
+        by_pairs=call.edges and (power != 0 or is_spread or call.maps),
+        maps=call.maps,
+        keeps_state=torch.compiler.is_compiling() or (torch.is_grad_enabled() and inputs.logits.requires_grad),
+        radius=(*(0,) * missing, *radius),
+        label_smoothing=options.label_smoothing,
+        power=power,
+        decay=decay,
+        spacing=(*(1.0,) * missing, *(s / unit for s in spacing)),
+    )
+
+
+def _unit(options: Options) -> float:
+    """Return a unit of length that suits the decay: a power of two, so that nothing is rounded."""
+    return 1.0 if options.decay is None else 2.0 ** math.ceil(math.log2(options.decay))
+
+
+def contiguous(values: Any) -> Any:  # noqa: ANN401
+    """Return a contiguous tensor, or None."""
+    return None if values is None else values.contiguous()

@@ -1,9 +1,7 @@
-"""From checked inputs to the sums of the loss and the loss, by the fused kernels, and their derivatives for torch."""
+"""From a call to the sums of the loss and the loss, by the kernels."""
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,73 +9,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeloss._checks.inputs import Inputs, check_labels_of, is_checked, result_dtype, widest
-from edgeloss._checks.options import NO_POWER, Options
-from edgeloss._kernels import library
-from edgeloss._kernels.arguments import VALIDATE, EdgeLossInputs, Numbers, Outputs, new_outputs
-from edgeloss._kernels import operators as triton_operators
+from edgeloss._checks.inputs import Call, check_labels_of, is_checked, result_dtype
+from edgeloss._kernels import library, operators
+from edgeloss._kernels.arguments import Arguments, KernelOptions, Outputs, arguments_of, contiguous
 from edgeloss._reduction import (
-    VALUES,
     Combined,
     EdgeRow,
-    Evaluation,
     LossMaps,
     Regions,
     SumRow,
+    Sums,
     at_pixels,
     edge_term,
     mean_slope,
     ratio,
     weigh,
 )
-from edgeloss._reference.custom_ops import is_evenly_spaced, register_derivative
-from edgeloss._reference.neighborhoods import FAR, clipped
-from edgeloss._reference.region import averages_of, has_regions
-from edgeloss._reference.terms import readable_logits, sums_by_class
+from edgeloss._reference.custom_ops import is_evenly_spaced
+from edgeloss._reference.terms import sums_by_class
 
-operators = torch.ops.edgeloss
-_NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
-_FEW_CLASSES = 8  # as kFewClasses of csrc/cpu/saved_state.h
-_ALIGNED = 64  # as kAligned of State there
-_MOST_DECAYS = 25  # the span of distances over which weights of neighbors have a common scale in float32
 _COUNT = len(Outputs._fields)
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool) -> Evaluation:
-    """Return what :func:`edgeloss._reference.terms.evaluate` does, by the fused kernels; labels are checked too."""
-    logits, uses_triton = inputs.logits, library.uses_triton(inputs.logits)
+def evaluate(call: Call) -> Sums:
+    """Return what :func:`edgeloss._reference.terms.evaluate` does; labels are checked too."""
+    inputs, options, uses_triton = call.inputs, call.options, library.is_of_triton(call.inputs.logits)
     if uses_triton and is_checked(inputs.target, options.validate):
         check_labels_of(inputs, options)
-    numbers = _numbers(inputs, options, edges=edges, maps=maps)
-    if numbers.gathers and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
-        logits = readable_logits(logits, inputs.labels()[1])
-    distance = inputs.distance if edges else None
-    if distance is not None:
-        wide = (distance.to(widest(distance.device)) / _unit(options)).clamp(max=FAR)
-        distance = wide.to(result_dtype(logits)).contiguous()
-    given = EdgeLossInputs(
-        logits if is_evenly_spaced(logits) else logits.contiguous(),
-        inputs.target.contiguous(),
-        _contiguous(inputs.weight),
-        _contiguous(inputs.pixel_weight),
-        distance,
-        numbers.integers,
-        numbers.reals,
-    )
-    kernels = triton_operators.operators if uses_triton else operators
+    arguments = arguments_of(call)
+    kernels = operators.of_triton if uses_triton else operators.of_library
     if torch.compiler.is_compiling():  # the operators have their own derivatives
-        returned = kernels.edge_loss(*given)
+        returned = kernels.edge_loss(*arguments)
     else:
         with torch._C._AutoDispatchBelowAutograd():
-            returned = kernels.edge_loss.default(*given)
+            returned = kernels.edge_loss.default(*arguments)
         is_read = not uses_triton and type(returned[0]) is Tensor and is_checked(inputs.target, options.validate)
         if is_read and returned[0][SumRow.WRONG] > 0:
             check_labels_of(inputs, options)
     outputs = Outputs(*returned[:_COUNT])
-    regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
-    of_pixels = _loss_maps(inputs, options, outputs.maps, returned[-1], edges=edges) if maps else None
+    regions = Regions(outputs.region, outputs.region_weight) if arguments.regions else None
+    of_pixels = _loss_maps(call, outputs.maps, returned[-1]) if call.maps else None
     edge_sums = outputs.edge_sums.view(len(EdgeRow), -1, inputs.tables * outputs.edge_sums.shape[2])
-    return Evaluation(outputs.sums, edge_sums, of_pixels, regions, _Call(kernels, given, returned, inputs, options))
+    return Sums(outputs.sums, edge_sums, of_pixels, regions, _Call(kernels, arguments, returned, call))
 
 
 class _Call:
@@ -86,20 +59,19 @@ class _Call:
     def __init__(
         self,
         kernels: Any,  # noqa: ANN401
-        given: EdgeLossInputs,
+        given: Arguments,
         returned: Sequence[Tensor],
-        inputs: Inputs,
-        options: Options,
+        call: Call,
     ) -> None:
         self._kernels, self._given, self._returned = kernels, given, returned
-        self._inputs, self._options = inputs, options
+        self._inputs, self._options = call.inputs, call.options
 
     def reduce(self, normalizer: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the loss, 0-d, and its figures."""
         options, inputs, outputs = self._options, self._inputs, self._outputs
         given = (
             *outputs[:4],
-            _contiguous(inputs.edge_class_weight),
+            contiguous(inputs.edge_class_weight),
             normalizer,
             inputs.tables,
             inputs.is_balanced and (normalizer is None or len(normalizer) > 2),
@@ -173,14 +145,14 @@ class _EdgeLoss(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         logits: Tensor,
         backward: Callable[..., Tensor],
-        given: EdgeLossInputs,
+        given: Arguments,
         state: Sequence[Tensor],
         loss: list[Tensor],
         slopes: Tensor | None,
         slopes_of: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None,
     ) -> Tensor:
         ctx.save_for_backward(slopes, logits, given.weight, given.pixel_weight, given.distance, *state)
-        ctx.backward, ctx.numbers, ctx.slopes_of = backward, given[-2:], slopes_of
+        ctx.backward, ctx.options, ctx.slopes_of = backward, given[-len(KernelOptions._fields) :], slopes_of
         return loss[0]
 
     @staticmethod
@@ -193,55 +165,19 @@ class _EdgeLoss(torch.autograd.Function):
             scale, (slopes, v, of_edges) = None, ctx.slopes_of(grad)
         # With autograd where there is one: the operator refuses to be differentiated twice.
         with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
-            gradient = ctx.backward(scale, slopes, of_edges, logits, weight, v, *state, *ctx.numbers)
+            gradient = ctx.backward(scale, slopes, of_edges, logits, weight, v, *state, *ctx.options)
         return gradient, *(None for _ in range(6))
 
 
-def _loss_maps(inputs: Inputs, options: Options, maps: Tensor, memory: Tensor, *, edges: bool) -> LossMaps:
+def _loss_maps(call: Call, maps: Tensor, memory: Tensor) -> LossMaps:
     cross_entropy, same_side, other_side = maps.unbind()
     pixels = cross_entropy.numel()
-    mask = memory[:pixels].view(torch.bool).clone() if edges else memory.new_zeros(pixels, dtype=torch.bool)
-    edge = edge_term(other_side, same_side, options)
-    return LossMaps(cross_entropy, same_side, other_side, edge, mask.view_as(edge), inputs.distance)
+    mask = memory[:pixels].view(torch.bool).clone() if call.edges else memory.new_zeros(pixels, dtype=torch.bool)
+    edge = edge_term(other_side, same_side, call.options)
+    return LossMaps(cross_entropy, same_side, other_side, edge, mask.view_as(edge), call.inputs.distance)
 
 
-def _numbers(inputs: Inputs, options: Options, *, edges: bool, maps: bool) -> Numbers:
-    unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
-    power = 0.0 if abs(options.power) <= NO_POWER else options.power
-    decay = 0.0 if options.decay is None else options.decay / unit
-    is_spread = inputs.distance is not None
-    # Elsewhere the kernels count labels out of range, and evaluate() raises the error.
-    is_checked_inside = torch.compiler.is_compiling() or library.uses_triton(inputs.logits)
-    if decay and not is_spread:
-        reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)
-        is_spread = 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
-    return Numbers(
-        ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
-        validate=VALIDATE[options.validate] if is_checked_inside else 0,
-        tables=inputs.tables,
-        edges=edges,
-        regions=options.region_weight > 0,
-        gathers=edges and (power != 0 or is_spread or maps),
-        maps=maps,
-        keeps_state=torch.compiler.is_compiling() or (torch.is_grad_enabled() and inputs.logits.requires_grad),
-        radius=tuple(radius),
-        label_smoothing=options.label_smoothing,
-        power=power,
-        decay=decay,
-        spacing=tuple(s / unit for s in spacing),
-    )
-
-
-def _unit(options: Options) -> float:
-    """Return a unit of length that suits the decay: a power of two, so that nothing is rounded."""
-    return 1.0 if options.decay is None else 2.0 ** math.ceil(math.log2(options.decay))
-
-
-def _contiguous(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.contiguous()
-
-
-def gathered_terms(
+def pair_terms(
     x: Tensor,
     y: Tensor,
     valid: Tensor,
@@ -250,110 +186,25 @@ def gathered_terms(
     radius: Sequence[int],
     power: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return what :func:`edgeloss._reference.terms.edge_terms` does, by the CUDA kernels."""
+    """Return what :func:`edgeloss._reference.terms.edge_terms` does, by the kernels that nvcc compiles."""
     label = torch.where(valid, y, -1).to(torch.int16).contiguous()
     decays = None if log_w is None else -log_w.to(x.dtype).contiguous()
     x = x if is_evenly_spaced(x) else x.contiguous()
-    same_side, other_side = operators.gathered_terms(x, label, mask.contiguous(), decays, power, list(radius))[0]
+    terms = operators.of_library.pair_terms(x, label, mask.contiguous(), decays, power, list(radius))[0]
+    same_side, other_side = terms
     return same_side, other_side
 
 
-# What torch needs to know of the operators: the shapes they return, and their derivatives.
+def neighbor_nll(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
+    """Return what :func:`edgeloss._reference.neighbor_nll.by_torch` does, by the kernels.
 
+    Without a mask it is set everywhere. A pixel whose index is out of range, or whose indicator has no class, is left
+    out.
+    """
 
-def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    inputs = EdgeLossInputs(*args, **kwargs)
-    logits, target, numbers = inputs.logits, inputs.target, Numbers.of(inputs.integers, inputs.reals)
-    gathers, keeps_state, classes = numbers.gathers, numbers.keeps_state, max(2, logits.shape[1])
-    real, pixels, is_upsampled = result_dtype(logits), target.numel(), logits.shape[2:] != target.shape[1:]
-    has_slopes = bool(numbers.regions and keeps_state) and has_regions(target.shape)
-    has_statistics = gathers or (keeps_state and (is_upsampled or classes > _FEW_CLASSES))
-    of_classes = target.shape[0] * classes if has_slopes else 0
-    parts = (  # bytes, in the order of State in csrc/cpu/saved_state.h
-        pixels * gathers,  # first, where _loss_maps reads it
-        2 * real.itemsize * pixels * has_statistics,
-        real.itemsize * pixels * bool(numbers.edges and numbers.decay > 0 and inputs.distance is None),
-        real.itemsize * of_classes * math.prod(averages_of(target.shape)),
-        of_classes,
-        6 * real.itemsize * pixels * gathers,
-    )
-    memory = sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
-    label = logits.new_empty(target.shape, dtype=torch.int16)
-    return *new_outputs(inputs, numbers), label, logits.new_empty(memory, dtype=torch.uint8)
+    def spaced(x: Tensor) -> Tensor:
+        return x if x.dim() == logits.dim() and is_evenly_spaced(x) else x.contiguous()
 
-
-def _gradients_of_sums(sums: Tensor, edge_sums: Tensor, region: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-    of_sums = sums[SumRow.CROSS_ENTROPY, None], edge_sums[EdgeRow.SAME_SIDE :].flatten(), region
-    return None, torch.cat(of_sums), None
-
-
-def _reduce_fake(sums: Tensor, edge_sums: Tensor, region: Tensor, *others: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    wide = others[6]
-    slopes = sums.new_empty(1 + 2 * edge_sums[0].numel() + region.numel())
-    return sums.new_empty((), dtype=torch.float64 if wide else torch.float32), slopes, sums.new_empty(len(VALUES))
-
-
-def _keep_slopes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    ctx.save_for_backward(output[1])
-    ctx.shapes, ctx.others = [x.shape for x in inputs[:3]], len(inputs) - 3
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _differentiate_reduce(ctx: Any, grad: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    """Return what arrives at the sums: only those of the terms have a derivative."""
-    of_sums, of_edges, of_region = ctx.shapes
-    slopes = ctx.saved_tensors[0] * grad
-    rest = slopes.new_zeros(of_sums[0] - 1)
-    of_terms = slopes[1 : slopes.shape[0] - of_region[0]].view(2, *of_edges[1:])
-    no_weights = slopes.new_zeros((1, *of_edges[1:]))
-    given = torch.cat([slopes[:1], rest]), torch.cat([no_weights, of_terms]), slopes[slopes.shape[0] - of_region[0] :]
-    return *given, *(None for _ in range(ctx.others))
-
-
-def _gathered_terms_fake(
-    logits: Tensor, label: Tensor, edge: Tensor, distance: Tensor | None, power: float, radius: list[int]
-) -> tuple[Tensor, ...]:
-    pixels = label.numel()
-    return tuple(logits.new_empty(shape) for shape in ((2, *label.shape), (2, pixels), (pixels, 2, 3)))
-
-
-def _neighbor_nll_fake(
-    logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
-) -> tuple[Tensor, ...]:
-    value = logits.new_empty((logits.shape[0], *logits.shape[2:]), dtype=result_dtype(logits))
-    pixels = value.numel()
-    largest = weight.new_empty((1, pixels))
-    return value, value.new_empty((2, pixels)), largest, value.new_empty((pixels, 3))
-
-
-def _gradient_of_first(of_first: Tensor, *others: Tensor) -> tuple[Tensor]:
-    return (of_first.contiguous(),)
-
-
-def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
-    raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
-
-
-def register(namespace: str) -> None:
-    """Register shapes and derivatives of the operators of a namespace."""
-    _register(namespace, "edge_loss", _edge_loss_fake, _gradients_of_sums)
-    _register_reduce(namespace)
-    _register(namespace, "gathered_terms", _gathered_terms_fake, _gradient_of_first)
-    _register(namespace, "neighbor_nll", _neighbor_nll_fake, _gradient_of_first)
-
-
-def _register_reduce(namespace: str) -> None:
-    torch.library.register_fake(f"{namespace}::reduce", _reduce_fake)
-    torch.library.register_autograd(f"{namespace}::reduce", _differentiate_reduce, setup_context=_keep_slopes)
-
-
-def _register(namespace: str, name: str, *given: Any) -> None:  # noqa: ANN401
-    register_derivative(namespace, name, *given)
-    torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
-
-
-_register(triton_operators.NAMESPACE, "edge_loss", triton_operators.fake, _gradients_of_sums)
-_register_reduce(triton_operators.NAMESPACE)
-if not library.MISSING:
-    importlib.import_module("edgeloss._C")
-    register("edgeloss")
+    value: Tensor
+    value, *_ = operators.of_library.neighbor_nll(*map(spaced, (logits, index, weight)), contiguous(mask), list(radius))
+    return value

@@ -1,29 +1,23 @@
-"""From a call to why the compiled library does not support it, if it does not; loads the library."""
+"""The compiled library: loaded, or why not, and why it is unfit for a device; and what :func:`check` reports."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.metadata
-import importlib.util
 import json
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from edgeloss._checks.extras import install_advice
-from edgeloss._checks.options import NO_POWER, Backend
 
 
 def _load() -> str | None:
     """Load the library, which registers its operators with torch; return why it is missing, or None."""
     try:
-        importlib.import_module("edgeloss._C")
+        import edgeloss._C  # noqa: F401
     except ModuleNotFoundError:
         return cast("str", RECORD.get("missing", f"the library is not built; {install_advice()}"))
     except ImportError as error:
@@ -41,27 +35,9 @@ interprets = False
 MISSING = _load()
 
 
-def backends() -> dict[str, str]:
-    """Return which backends this installation has, and why others are missing.
-
-    Returns:
-        For each of ``"reference"``, ``"cpu"``, ``"cuda"`` and ``"cuda, power != 0"``, ``"available"`` or
-        ``"unavailable: <reason>"``. ``"cuda"`` stands for GPUs of NVIDIA and of AMD, whose kernels with ``power=0`` are
-        those of Triton; ``"cuda, power != 0"`` for those that nvcc has compiled: of the edge terms with another
-        ``power``, and of ``neighbor_nll``.
-
-    Example:
-        >>> from edgeloss import backends
-        >>> backends()["reference"]
-        'available'
-    """
-    reasons = {
-        "reference": None,
-        "cpu": MISSING,
-        "cuda": _why_not_on_gpu(),
-        "cuda, power != 0": _why_not_on_cuda(None),
-    }
-    return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
+def is_of_triton(logits: Tensor) -> bool:
+    """Return whether the kernels that return sums of these logits are those of Triton."""
+    return logits.is_cuda or interprets
 
 
 def check() -> None:
@@ -98,114 +74,10 @@ def recorded_wrong(device: torch.device) -> Tensor:
     return _WRONG[device]
 
 
-def gathers(logits: Tensor, power: float) -> bool:
-    """Return whether the kernels of a call are those of the edge terms alone, for CUDA tensors and ``power`` ≠ 0."""
-    return logits.is_cuda and abs(power) > NO_POWER
-
-
-def uses_triton(logits: Tensor) -> bool:
-    """Return whether the kernels of a call of the loss are those of Triton."""
-    return logits.is_cuda or interprets
-
-
-def why_not_fused(
-    logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = (), power: float = 0.0
-) -> str | None:
-    """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``.
-
-    ``lengths`` are the sizes of a pixel over the decay, where the kernels search for distances.
-    """
-    if logits.device.type not in ("cpu", "cuda"):
-        return f"there are no kernels for {logits.device.type} tensors"
-    if target is not None and uses_triton(logits) and not gathers(logits, power):
-        reason = "the kernels of Triton are for power=0" if abs(power) > NO_POWER else _why_no_triton()
-    else:
-        reason = _why_not_on_cuda(logits.device.index) if logits.is_cuda else MISSING
-    if reason:
-        return reason
-    if torch._C._are_functorch_transforms_active():
-        return "the kernels do not support transforms of torch.func"
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(logits).tangent is not None:  # type: ignore[no-untyped-call]
-        return "the kernels do not support forward-mode differentiation"
-    if target is None:
-        return None
-    if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
-        return "the kernels are for less than 2^15 classes and 2^31 pixels"
-    if any(not 1e-25 <= length <= 1e6 for length in lengths):  # float32 has no digits for differences of distances
-        return "the kernels are for spacing / decay in [1e-25, 1e6]"
-    return None
-
-
-def why_reference(
-    backend: Backend,
-    logits: Tensor,
-    target: Tensor | None = None,
-    lengths: Sequence[float] = (),
-    power: float = 0.0,
-) -> str | None:
-    """Return why the reference serves a call, None if the fused kernels do; arguments as :func:`why_not_fused`.
-
-    Raises:
-        RuntimeError: if ``backend="fused"`` and the fused kernels do not support the call.
-    """
-    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths, power)
-    if backend == "fused" and reason:
-        raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
-    is_for_triton = target is not None and logits.is_cuda and not gathers(logits, power)
-    if backend == "auto" and is_for_triton and (missing := _why_no_triton()):
-        _warn_of_plain_pytorch(missing)
-    return reason
-
-
-OLDEST_TRITON = (3, 6)  # that of torch 2.10
-_REASONS: dict[str, str | None] = {}  # what _why_no_triton has found, and what was warned of
-
-
-def _why_no_triton() -> str | None:
-    """Return why the kernels of GPUs can't be compiled, None if they can. It does not import Triton."""
-    if "triton" not in _REASONS:
-        reason = None
-        version = next(filter(None, map(_version_of, ("triton", "pytorch-triton-rocm", "triton-rocm"))), "")
-        if importlib.util.find_spec("triton") is None:
-            reason = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
-        elif version and tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
-            reason = (
-                f"Triton {version} is too old for the kernels of GPUs, which need {_dotted(OLDEST_TRITON)} or newer"
-            )
-        _REASONS["triton"] = reason
-    return _REASONS["triton"]
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _warn_of_plain_pytorch(reason: str) -> None:
-    if "warned" not in _REASONS:
-        _REASONS["warned"] = reason
-        warnings.warn(f"the loss on GPUs is plain PyTorch: {reason}", RuntimeWarning, stacklevel=5)
-
-
-# torch.compile uses the answers as constants, and does not trace the functions.
-_why_no_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_warn_of_plain_pytorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _why_not_on_gpu() -> str | None:
-    if reason := _why_no_triton():
-        return reason
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built for CPUs; the kernels of GPUs need one for CUDA or ROCm"
-    return None if torch.cuda.is_available() else "torch sees no GPU"
-
-
 _FIT: dict[int, str | None] = {}  # the answer for each CUDA device
 
 
-def _why_not_on_cuda(index: int | None) -> str | None:
+def why_not_on_cuda(index: int | None) -> str | None:
     """Return why there are no kernels for a CUDA device, None if there are; by default of the current device.
 
     It does not wait for the device.
@@ -223,13 +95,13 @@ def _why_not_on_cuda(index: int | None) -> str | None:
     except RuntimeError as error:  # no device, no driver, one too old for torch, a forked process: torch says which
         return " ".join(str(error).split())
     if index is None:
-        return _why_not_on_cuda(torch.cuda.current_device())
+        return why_not_on_cuda(torch.cuda.current_device())
     _FIT[index] = _why_unfit(RECORD, _driver_version(), torch.cuda.get_device_capability(index))
     return _FIT[index]
 
 
 # torch.compile uses the answer as a constant, and does not trace the function.
-_why_not_on_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
+why_not_on_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _driver_version() -> tuple[int, int]:

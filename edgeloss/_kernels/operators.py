@@ -1,125 +1,178 @@
-"""Arguments of a call → its operators: their schema, shapes and state. Triton is imported by their first call."""
+"""The operators of the kernels: the schemas of those of Triton, and what torch needs to know of all of them.
+
+csrc/library.cpp has the schemas of the others. ``edge_loss`` and ``reduce`` exist in two namespaces with the same
+arguments, ``edgeloss`` for CPUs and ``edgeloss_triton`` for GPUs. Triton is imported by their first call.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeloss._checks.inputs import result_dtype
-from edgeloss._kernels.arguments import EdgeLossInputs, Numbers, new_outputs
+from edgeloss._kernels import library
+from edgeloss._kernels.arguments import Arguments, new_outputs
+from edgeloss._kernels.triton.workspace import STATE, new_workspace, state_of
+from edgeloss._reduction import VALUES, EdgeRow, SumRow
+from edgeloss._reference.custom_ops import register_derivative
 from edgeloss._reference.region import averages_of, has_regions
 
-
-class Maps(NamedTuple):
-    """What kernels leave to others, [B, *S] but for the slopes and those after them; None where nothing reads them."""
-
-    label: Any  # int16, the class of a pixel, -1 where it does not count
-    m: Any  # the largest logit
-    r: Any  # Σ e^(x - m) over the other classes
-    top: Any  # int16, the likeliest class
-    toward: Any  # A of the edge terms
-    first: Any  # int16, of more than two classes, one of those with B > 0, -1 where there is none
-    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
-    across: Any  # v / D' of edge pixels, 0 of others where their tile has some
-    least_across: Any  # with decay, the distance that ``across`` counts from
-    field: Any  # with decay, distances
-    region_slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
-    map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
-    class_map: Any  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
-    same: Any = None  # v / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
-    least_same: Any = None  # with decay, the distance that ``same`` counts from
-
-
-STATE = Maps._fields[: Maps._fields.index("same")]  # what forward leaves to backward
-
-
-def maps_of_image(classes: int) -> int:
-    """Return M, the number of maps of averages of an image: of two classes, the second alone has one."""
-    return classes if classes > 2 else 1
-
-
-def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
-    """Return the maps of a call."""
-    shape, classes, real = inputs.target.shape, max(2, inputs.logits.shape[1]), result_dtype(inputs.logits)
-
-    def new(exists: bool, dtype: torch.dtype = real, size: Sequence[int] = shape) -> Any:  # noqa: ANN401
-        return inputs.logits.new_empty(size, dtype=dtype) if exists else None
-
-    edges, keeps, regions = bool(numbers.edges), bool(numbers.keeps_state), bool(numbers.regions) and has_regions(shape)
-    decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
-    return Maps(
-        label=new(True, torch.int16),
-        m=new(keeps or regions or edges),
-        r=new(keeps or regions or edges),
-        top=new(keeps or regions or edges, torch.int16),
-        toward=new(edges),
-        first=new(several, torch.int16),
-        against=new(edges),
-        across=new(edges),
-        least_across=new(decays),
-        field=new(decays) if inputs.distance is None else inputs.distance,
-        region_slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
-        map_class=new(regions, torch.int16, of_maps),
-        class_map=new(regions, torch.int32, (shape[0], classes)),
-        same=new(edges),
-        least_same=new(decays),
-    )
-
-
-def state_of(maps: Maps, inputs: EdgeLossInputs, numbers: Numbers) -> list[Tensor]:
-    """Return what backward reads of the maps of a call, empty tensors for those that it does not read."""
-    if inputs.logits.shape[1] <= 2:  # ``against`` is of the only other class
-        maps = maps._replace(across=None, least_across=None, field=None)
-    if inputs.distance is not None:
-        maps = maps._replace(field=None)
-    read = maps[: len(STATE)] if numbers.keeps_state else maps[:1] + (None,) * (len(STATE) - 1)
-    return [inputs.logits.new_empty(0) if values is None else values for values in read]
-
-
-def maps_of(state: Sequence[Tensor], distance: Tensor | None) -> Maps:
-    """Return the maps of a state of labels that are not empty."""
-    maps = Maps(*(values if values.numel() else None for values in state))
-    return maps if distance is None else maps._replace(field=distance)
-
-
-def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    """Return tensors as large as those of ``edge_loss``."""
-    inputs = EdgeLossInputs(*args)
-    numbers = Numbers.of(inputs.integers, inputs.reals)
-    return *new_outputs(inputs, numbers), *state_of(new_maps(inputs, numbers), inputs, numbers)
-
-
-def _kernels(module: str, name: str, *args: Any) -> Any:  # noqa: ANN401
-    return getattr(importlib.import_module(f"edgeloss._kernels.triton.{module}"), name)(*args)
-
-
-NAMESPACE = "edgeloss_triton"
-# That of csrc/library.cpp.
-REDUCE_SCHEMA = (
-    "(Tensor sums, Tensor edge_sums, Tensor region, Tensor region_weight, Tensor? edge_class_weight, Tensor?"
-    " normalizer, int tables, bool balanced, bool mean, bool wide, float ce_weight, float edge_weight, float"
-    " other_side_weight, float same_side_weight, float region_weight_of_loss, float edge_focus) -> (Tensor loss, Tensor"
-    " slopes, Tensor values)"
+TRITON = "edgeloss_triton"
+_OPTIONS = (
+    "int ignore_index, int validate, int tables, bool edges, bool regions, bool by_pairs, bool maps, bool keeps_state,"
+    " int[] radius, float label_smoothing, float power, float decay, float[] spacing"
 )
-_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
 _STATE = ", ".join(f"Tensor {name}" for name in STATE)
-_LIBRARY.define(
-    f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, int[] integers, float[] reals) -> (Tensor sums, Tensor"
-    f" edge_sums, Tensor region, Tensor region_weight, Tensor maps, {_STATE})"
-)
-_LIBRARY.define(
-    f"edge_loss_backward(Tensor? grad, Tensor slopes, Tensor? edge_pixel_weight, Tensor logits, {_WEIGHTS}, {_STATE},"
-    " int[] integers, float[] reals) -> Tensor"
-)
-_LIBRARY.define(f"reduce{REDUCE_SCHEMA}")
-for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
-    _LIBRARY.impl("edge_loss", partial(_kernels, "call", "forward"), _device)
-    _LIBRARY.impl("edge_loss_backward", partial(_kernels, "call", "backward"), _device)
-    _LIBRARY.impl("reduce", partial(_kernels, "sums", "reduce"), _device)
-operators = getattr(torch.ops, NAMESPACE)
+_SCHEMAS = {
+    "edge_loss": f"(Tensor logits, Tensor target, {_WEIGHTS}, {_OPTIONS}) -> (Tensor sums, Tensor edge_sums, Tensor"
+    f" region, Tensor region_weight, Tensor maps, {_STATE})",
+    "edge_loss_backward": f"(Tensor? grad, Tensor slopes, Tensor? edge_pixel_weight, Tensor logits, {_WEIGHTS},"
+    f" {_STATE}, {_OPTIONS}) -> Tensor",
+    "reduce": "(Tensor sums, Tensor edge_sums, Tensor region, Tensor region_weight, Tensor? edge_class_weight, Tensor?"
+    " normalizer, int tables, bool balanced, bool mean, bool wide, float ce_weight, float edge_weight, float"
+    " other_side_weight, float same_side_weight, float region_weight_of_loss, float edge_focus) -> (Tensor loss, Tensor"
+    " slopes, Tensor values)",
+}
+_FEW_CLASSES = 8  # as kFewClasses of csrc/cpu/saved_state.h
+_ALIGNED = 64  # as kAligned of State there
+
+
+def _forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    from edgeloss._kernels.triton import call
+
+    return call.forward(*args)
+
+
+def _backward(*args: Any) -> Tensor:  # noqa: ANN401
+    from edgeloss._kernels.triton import call
+
+    return call.backward(*args)
+
+
+def _reduce(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    from edgeloss._kernels.triton import sums
+
+    return sums.reduce(*args)
+
+
+_LIBRARY: Any = torch.library.Library(TRITON, "DEF")  # type: ignore[no-untyped-call]
+for _name, _function in {"edge_loss": _forward, "edge_loss_backward": _backward, "reduce": _reduce}.items():
+    _LIBRARY.define(_name + _SCHEMAS[_name])
+    for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
+        _LIBRARY.impl(_name, _function, _device)
+of_triton = getattr(torch.ops, TRITON)
+of_library = torch.ops.edgeloss
+
+
+# ---------------------------------------------------------------------------------------- their shapes and derivatives
+
+
+def _fake_of_triton(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    arguments = Arguments(*args)
+    return *new_outputs(arguments), *state_of(new_workspace(arguments), arguments)
+
+
+def _fake_of_library(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    arguments = Arguments(*args)
+    label = arguments.logits.new_empty(arguments.target.shape, dtype=torch.int16)
+    return *new_outputs(arguments), label, arguments.logits.new_empty(_bytes_of_state(arguments), dtype=torch.uint8)
+
+
+def _bytes_of_state(arguments: Arguments) -> int:
+    """Return the bytes of State in csrc/cpu/saved_state.h, part by part."""
+    logits, shape = arguments.logits, arguments.target.shape
+    by_pairs, keeps_state, classes = arguments.by_pairs, arguments.keeps_state, max(2, logits.shape[1])
+    real, pixels, is_upsampled = result_dtype(logits).itemsize, arguments.target.numel(), logits.shape[2:] != shape[1:]
+    has_slopes = arguments.regions and keeps_state and has_regions(shape)
+    has_statistics = by_pairs or (keeps_state and (is_upsampled or classes > _FEW_CLASSES))
+    searches = arguments.edges and arguments.decay > 0 and arguments.distance is None
+    of_classes = shape[0] * classes if has_slopes else 0
+    parts = (
+        pixels * by_pairs,
+        2 * real * pixels * has_statistics,
+        real * pixels * searches,
+        real * of_classes * math.prod(averages_of(shape)),
+        of_classes,
+        6 * real * pixels * by_pairs,
+    )
+    return sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
+
+
+def _gradients_of_sums(sums: Tensor, edge_sums: Tensor, region: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+    of_sums = sums[SumRow.CROSS_ENTROPY, None], edge_sums[EdgeRow.SAME_SIDE :].flatten(), region
+    return None, torch.cat(of_sums), None
+
+
+def _reduce_fake(sums: Tensor, edge_sums: Tensor, region: Tensor, *others: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    wide = others[6]
+    slopes = sums.new_empty(1 + 2 * edge_sums[0].numel() + region.numel())
+    return sums.new_empty((), dtype=torch.float64 if wide else torch.float32), slopes, sums.new_empty(len(VALUES))
+
+
+def _keep_slopes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    ctx.save_for_backward(output[1])
+    ctx.shapes, ctx.others = [x.shape for x in inputs[:3]], len(inputs) - 3
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate_reduce(ctx: Any, grad: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    """Return what arrives at the sums: only those of the terms have a derivative."""
+    of_sums, of_edges, of_region = ctx.shapes
+    slopes = ctx.saved_tensors[0] * grad
+    rest = slopes.new_zeros(of_sums[0] - 1)
+    of_terms = slopes[1 : slopes.shape[0] - of_region[0]].view(2, *of_edges[1:])
+    no_weights = slopes.new_zeros((1, *of_edges[1:]))
+    given = torch.cat([slopes[:1], rest]), torch.cat([no_weights, of_terms]), slopes[slopes.shape[0] - of_region[0] :]
+    return *given, *(None for _ in range(ctx.others))
+
+
+def _pair_terms_fake(
+    logits: Tensor, label: Tensor, edge: Tensor, distance: Tensor | None, power: float, radius: list[int]
+) -> tuple[Tensor, ...]:
+    pixels = label.numel()
+    return tuple(logits.new_empty(shape) for shape in ((2, *label.shape), (2, pixels), (pixels, 2, 3)))
+
+
+def _neighbor_nll_fake(
+    logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
+) -> tuple[Tensor, ...]:
+    value = logits.new_empty((logits.shape[0], *logits.shape[2:]), dtype=result_dtype(logits))
+    pixels = value.numel()
+    largest = weight.new_empty((1, pixels))
+    return value, value.new_empty((2, pixels)), largest, value.new_empty((pixels, 3))
+
+
+def _gradient_of_first(of_first: Tensor, *others: Tensor) -> tuple[Tensor]:
+    return (of_first.contiguous(),)
+
+
+def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
+    raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
+
+
+def register(namespace: str) -> None:
+    """Register shapes and derivatives of the operators of the compiled library in a namespace."""
+    _register(namespace, "edge_loss", _fake_of_library, _gradients_of_sums)
+    _register_reduce(namespace)
+    _register(namespace, "pair_terms", _pair_terms_fake, _gradient_of_first)
+    _register(namespace, "neighbor_nll", _neighbor_nll_fake, _gradient_of_first)
+
+
+def _register_reduce(namespace: str) -> None:
+    torch.library.register_fake(f"{namespace}::reduce", _reduce_fake)
+    torch.library.register_autograd(f"{namespace}::reduce", _differentiate_reduce, setup_context=_keep_slopes)
+
+
+def _register(namespace: str, name: str, *given: Any) -> None:  # noqa: ANN401
+    register_derivative(namespace, name, *given)
+    torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
+
+
+_register(TRITON, "edge_loss", _fake_of_triton, _gradients_of_sums)
+_register_reduce(TRITON)
+if not library.MISSING:
+    register("edgeloss")

@@ -45,8 +45,8 @@ from torch import Tensor
 from edgeloss._checks.inputs import Inputs, widest
 from edgeloss._reduction import Regions, weights_of_pixels
 from edgeloss._reference.custom_ops import opaque_to_compilers
+from edgeloss._reference.interpolate import readable_logits
 from edgeloss._reference.parts import by_parts, of_images
-from edgeloss._reference.terms import readable_logits
 
 POOL = 3  # pixels per axis that are averaged
 SIDE = 3  # averages per axis of a region

@@ -30,36 +30,41 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss._checks.inputs import Inputs, widest
-from edgeloss._checks.options import NO_POWER as NO_POWER
-from edgeloss._checks.options import Options
-from edgeloss._reduction import Evaluation, edge_term, places_of_labels, weigh, weights_of_pixels
-from edgeloss._reduction import LossMaps as LossMaps
+from edgeloss._checks.inputs import Call, check_labels_of, check_values, result_dtype, widest
+from edgeloss._checks.options import NO_POWER, Options
+from edgeloss._reduction import LossMaps, Sums, edge_term, places_of_labels, weigh, weights_of_pixels
+from edgeloss._reference import region
 from edgeloss._reference.custom_ops import opaque_to_compilers
+from edgeloss._reference.interpolate import readable_logits
 from edgeloss._reference.label_weights import weigh_neighbors
-from edgeloss._reference.neighborhoods import Grid, clipped, find_edges, neighbor_weights
+from edgeloss._reference.neighborhoods import PART, Grid, clipped, find_edges, neighbor_weights
 from edgeloss._reference.parts import by_parts, of_rows
 
 
-def evaluate(
-    inputs: Inputs,
-    options: Options,
-    *,
-    edges: bool,
-    maps: bool,
-    by_kernels: Callable[..., tuple[Tensor, Tensor]] | None = None,
-) -> Evaluation:
-    """Return everything of the loss but its reduction. Labels that are no class count as ignored.
+def evaluate(call: Call, by_kernels: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Sums:
+    """Return the sums of a call, and its maps if it has some. Labels that are no class count as ignored.
 
-    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. With
-    ``power`` ≠ 0 ``by_kernels``, if given, computes the edge terms instead of :func:`edge_terms`.
+    Without ``edges`` the edge terms are 0. With ``power`` ≠ 0 ``by_kernels``, if given, computes the edge terms instead
+    of :func:`edge_terms`.
+
+    Raises:
+        ValueError: if labels are out of range, unless ``validate`` says otherwise.
     """
+    inputs, options, edges, maps, _ = call
+    check_values("logits", inputs.logits)
+    if options.validate != "never":
+        check_labels_of(inputs, options)
+    regions = None
+    if options.region_weight > 0:
+        # Of half precision, the gradients of all terms are rounded as one sum.
+        inputs = inputs._replace(logits=inputs.logits.to(result_dtype(inputs.logits)))
+        inputs, regions = region.evaluate(inputs)
     y, valid = inputs.labels()
     x, v = readable_logits(inputs.logits, valid), inputs.pixel_weight
     radius, power, classes = clipped(inputs.radius, y.shape), options.power, max(2, inputs.logits.shape[1])
@@ -74,14 +79,54 @@ def evaluate(
     n = sums_by_class(mask if v is None else v, y, mask, classes)
     w = weights_of_pixels(inputs, y, valid).sum(dtype=n.dtype)
     counted = [w, *(pixels.sum(dtype=n.dtype) for pixels in (valid, mask))]
-    sums = torch.stack([weighted_total(cross_entropy, v), *counted])
-    found = torch.cat([n[None], of_edges]).reshape(3, y.shape[0] // inputs.tables, inputs.tables * classes)
-    if not maps:
-        return Evaluation(sums, found, None)
-    shown = None if distance is None else distance.to(x.dtype, copy=True)
-    same_side, other_side = sides
+    of_batch = torch.stack([weighted_total(cross_entropy, v), *counted])
+    by_class = torch.cat([n[None], of_edges]).reshape(3, y.shape[0] // inputs.tables, inputs.tables * classes)
+    of_pixels = loss_maps(cross_entropy, *sides, mask, distance, options) if maps else None
+    return Sums(of_batch, by_class, of_pixels, regions)
+
+
+def evaluate_maps(
+    call: Call, rows: slice, take: Callable[[Pairs], tuple[tuple[Tensor, Tensor], Any]], size: int = PART
+) -> tuple[Tensor, LossMaps, list[Any]]:
+    """Return the logits [B, C, *S] and the maps of some rows of a call, d on all pixels, without a gradient.
+
+    Labels are not checked: those that are no class count as ignored. Memory is that of ``size`` pairs, and of the call,
+    which has the rows around these that their terms read.
+
+    Args:
+        call: of a part of the images along the first axis of space.
+        rows: those to return.
+        take: returns S and O of the edge pixels of some pairs, as :func:`side_terms`, and anything.
+        size: pairs at once.
+    """
+    inputs, options = call.inputs, call.options
+    y, valid = inputs.labels()
+    x, radius = readable_logits(inputs.logits, valid), clipped(inputs.radius, y.shape)
+    mask = torch.zeros_like(valid)
+    mask[:, rows] = find_edges(y, valid, radius)[:, rows]
+    distance, log_w = neighbor_weights(inputs, y, valid, mask, options.decay, everywhere=True)
+    grid, center = Grid(valid, radius), mask.flatten().nonzero().squeeze(1)
+    taken = [take(pairs_of(x, y, grid, part, log_w)) for part in grid.split(center, size)]
+    sides = [torch.cat(side) for side in zip(*(terms for terms, _ in taken), strict=True)]
+    x, y, valid, mask = x[:, :, rows], y[:, rows], valid[:, rows], mask[:, rows]
+    _, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
+    same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
+    distance = None if distance is None else distance[:, rows]
+    return x, loss_maps(cross_entropy, same_side, other_side, mask, distance, options), [other for _, other in taken]
+
+
+def loss_maps(
+    cross_entropy: Tensor,
+    same_side: Tensor,
+    other_side: Tensor,
+    mask: Tensor,
+    distance: Tensor | None,
+    options: Options,
+) -> LossMaps:
+    """Return the maps of the terms."""
+    shown = None if distance is None else distance.to(cross_entropy.dtype, copy=True)
     edge = edge_term(other_side, same_side, options)
-    return Evaluation(sums, found, LossMaps(cross_entropy, same_side, other_side, edge, mask, shown))
+    return LossMaps(cross_entropy, same_side, other_side, edge, mask, shown)
 
 
 def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -90,32 +135,6 @@ def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- the maps
-
-
-def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits in float32 or float64, at the resolution of the labels, of at least two classes."""
-    x = logits if logits.dtype == torch.float64 else logits.float()
-    size = valid.shape[1:]
-    if not valid.numel():
-        x = x.flatten(2)[..., :0].reshape(*x.shape[:2], *size)
-    elif x.shape[2:] != size:
-        mode = "bilinear" if len(size) == 2 else "trilinear"
-        # Interpolation multiplies cells that it does not need by 0, and 0 · nan is nan: cells without support among the
-        # valid pixels are set to 0 first.
-        support = cell_support(valid[:, None].to(x.dtype), x.shape[2:])
-        x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
-    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
-        x = torch.cat([torch.zeros_like(x), x], 1)
-    return x
-
-
-@opaque_to_compilers(lambda valid, size: valid.new_empty([valid.shape[0], 1, *size]))  # torch has no symbols for it
-def cell_support(valid: Tensor, size: Sequence[int]) -> Tensor:
-    """Return what the interpolation of cells to valid [B, 1, *S] reads of each, [B, 1, *size]: its adjoint."""
-    mode = "bilinear" if valid.dim() == 4 else "trilinear"
-    adjoint = getattr(torch.ops.aten, f"upsample_{mode}{valid.dim() - 2}d_backward")
-    support: Tensor = adjoint(valid, valid.shape[2:], [len(valid), 1, *size], False)
-    return support
 
 
 def cross_entropy_map(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from edgeloss import _call
 from edgeloss._kernels import library
 from edgeloss.cli.messages import to_json
 
@@ -29,7 +30,7 @@ def info(options: Namespace) -> None:
         "torch": f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'without CUDA'})",
         **{name: _version(name) for name in _LIBRARIES},
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "backends": library.backends(),
+        "backends": _call.backends(),
         "build": library.RECORD,
     }
     if options.as_json:

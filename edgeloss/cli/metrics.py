@@ -8,7 +8,7 @@ import math
 from argparse import Namespace
 from collections.abc import Mapping
 
-from edgeloss._reference.terms import readable_logits
+from edgeloss._reference.interpolate import readable_logits
 from edgeloss.cli.cases import Reader
 from edgeloss.cli.messages import rounded, say, to_json
 from edgeloss.cli.outputs import say_wrote, write

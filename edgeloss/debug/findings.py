@@ -15,8 +15,8 @@ from edgeloss import _reduction as reduction
 from edgeloss._checks import inputs
 from edgeloss._checks.inputs import by_class, widest
 from edgeloss._checks.options import NO_POWER, Options, radius_per_axis
-from edgeloss._reduction import EdgeRow, Evaluation, Value
-from edgeloss._reference import neighborhoods, region
+from edgeloss._reduction import EdgeRow, Sums, Value
+from edgeloss._reference import neighborhoods
 from edgeloss._reference import terms as reference
 from edgeloss.debug.calls import Finding, LossCall, Origin, Outcome
 from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
@@ -232,34 +232,31 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcom
     checked = inputs.check_inputs(leaf, call.target.clone(), options, given)
     # As maps, each side is by itself: from the sums of both, a term without a part in the other leaves 0 · nan there.
     # Of power 0 they are sums of the same values, and listing all pairs of pixels would take much memory.
-    has_maps = abs(options.power) > NO_POWER
-    evaluation = reference.evaluate(checked, options, edges=options.edge_weight > 0, maps=has_maps)
-    if options.region_weight:
-        evaluation = evaluation._replace(regions=region.evaluate(checked)[1])
-    normalizer = reduction.shared_normalizer(evaluation, checked, options)
-    combined = reduction.combine(evaluation, checked, options, normalizer)
+    checked_call = inputs.Call(checked, options, options.edge_weight > 0, maps=abs(options.power) > NO_POWER)
+    sums = reference.evaluate(checked_call)
+    combined = reduction.combine(sums, checked_call, reduction.shared_normalizer(sums, checked_call))
     outcomes = {}
     for name, weight in options.term_weights().items():
         if weight:
-            part = _part_of_gradient(name, evaluation, checked, combined.loss)
+            part = _part_of_gradient(name, sums, checked, combined.loss)
             (gradient,) = torch.autograd.grad(part, leaf, retain_graph=True)
             outcomes[name] = Outcome(combined.values[Value[name.upper()]], gradient / weight)
     return outcomes
 
 
-def _part_of_gradient(name: str, evaluation: Evaluation, checked: inputs.Inputs, loss: Tensor) -> Tensor:
+def _part_of_gradient(name: str, sums: Sums, checked: inputs.Inputs, loss: Tensor) -> Tensor:
     """Return a function of the logits, 0-d, whose gradient is the part of a term in that of the loss."""
-    of_term, row = evaluation.sums, slice(1)  # of the cross-entropy
-    if name == "region" and evaluation.regions is not None:
-        of_term, row = evaluation.regions.value, slice(None)
+    of_term, row = sums.batch, slice(1)  # of the cross-entropy
+    if name == "region" and sums.regions is not None:
+        of_term, row = sums.regions.value, slice(None)
     elif name != "cross_entropy":
-        of_term, row = evaluation.edge_sums, slice(EdgeRow[name.upper()], EdgeRow[name.upper()] + 1)
+        of_term, row = sums.edges, slice(EdgeRow[name.upper()], EdgeRow[name.upper()] + 1)
     (slopes,) = torch.autograd.grad(loss, of_term, retain_graph=True)
-    if evaluation.maps is None or of_term is not evaluation.edge_sums:
+    if sums.maps is None or of_term is not sums.edges:
         return reduction.weigh(of_term[row], slopes[row]).sum()
     y, _ = checked.labels()
-    slope = reduction.at_pixels(slopes[row][0], checked.tables, y, evaluation.maps.edge_mask)
-    return reference.weighted_total(getattr(evaluation.maps, name), reduction.weigh(slope, checked.pixel_weight))
+    slope = reduction.at_pixels(slopes[row][0], checked.tables, y, sums.maps.edge_mask)
+    return reference.weighted_total(getattr(sums.maps, name), reduction.weigh(slope, checked.pixel_weight))
 
 
 def blame_term(terms: dict[str, Outcome], logits: Tensor) -> Finding:

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeloss import _call
 from edgeloss import _reduction as reduction
 from edgeloss._checks import inputs
-from edgeloss._checks.options import NO_POWER, Options
-from edgeloss._reduction import LossMaps
-from edgeloss._reference import neighborhoods
+from edgeloss._checks.options import Options
 from edgeloss._reference import terms as reference
+from edgeloss._reference.interpolate import cell_support
 from edgeloss.fields import boundary_distance
-from edgeloss.functional import loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.viz.neighbors import find_neighbors
+from edgeloss.viz.neighbors import PAIRS, find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
 
 LARGE = 2**21  # pixels of a picture of which less is computed and stored
@@ -127,7 +126,7 @@ class Scene:
         x = x if x.dtype == torch.float64 else x.float()
         if x.shape[2:] == self.y.shape[1:]:
             return x
-        return torch.where(reference.cell_support(self.valid[:, None].to(x.dtype), x.shape[2:]) > 0, x, 0.0)
+        return torch.where(cell_support(self.valid[:, None].to(x.dtype), x.shape[2:]) > 0, x, 0.0)
 
     def logits_of(self, rows: slice) -> Tensor:
         """Return the logits of some rows at the resolution of the target, [B, C, *, W]: all of them may be too many."""
@@ -278,23 +277,13 @@ def examine(scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_
 @torch.no_grad()
 def _examine_band(scene: Scene, band: tuple[slice, slice], neighbors: int) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a band of rows by name, with the neighbors of its edge pixels if they are asked for."""
-    options, (rows, around) = scene.options, band
+    rows, around = band
     own = slice(rows.start - around.start, rows.stop - around.start)
-    checked = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
-    y, valid = scene.y[:, around], scene.valid[:, around]
-    x, radius = reference.readable_logits(checked.logits, valid), neighborhoods.clipped(checked.radius, y.shape)
-    mask = torch.zeros_like(valid)
-    mask[:, own] = neighborhoods.find_edges(y, valid, radius)[:, own]
-    distance, log_w = neighborhoods.neighbor_weights(checked, y, valid, mask, options.decay, everywhere=True)
-    power = 0.0 if abs(options.power) <= NO_POWER else options.power
-    sides, near = find_neighbors(x, y, valid, mask, log_w, radius, power, neighbors)
-    x, y, valid, mask = x[:, :, own], y[:, own], valid[:, own], mask[:, own]
-    _, cross_entropy = reference.cross_entropy_map(x, y, valid, checked.weight, options.label_smoothing)
-    same_side, other_side = (x.new_zeros(y.shape).masked_scatter_(mask, side) for side in sides)
-    shown = None if distance is None else distance[:, own].to(x.dtype)
-    edge = reduction.edge_term(other_side, same_side, options)
-    maps = LossMaps(cross_entropy, same_side, other_side, edge, mask, shown)
-    values = near | {name: part for name, part in maps._asdict().items() if part is not None}
+    given = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
+    take = functools.partial(find_neighbors, power=scene.options.power, count=neighbors, width=given.target.shape[2])
+    x, maps, near = reference.evaluate_maps(inputs.Call(given, scene.options), own, take, PAIRS)
+    values = {name: torch.cat([part[name] for part in near], -1) for name in near[0]}
+    values |= {name: part for name, part in maps._asdict().items() if part is not None}
     prediction = x.max(1)
     values["prediction"] = prediction.indices.to(torch.int32).masked_fill_(prediction.values.isnan(), -1)
     if neighbors:
@@ -322,27 +311,26 @@ def _evaluate(
         leaf, target = scene.inputs.logits.detach().clone(), scene.inputs.target.clone()
         leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
         said("gradient")
-        result, evaluation = loss_and_evaluation(
-            leaf, target, options, scene.given, return_maps=False, return_terms=True
-        )
-        loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result)
-        terms = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
-        shares = _edge_shares(reduction.combine(evaluation, scene.inputs, options, None), evaluation)
-        (gradient,) = torch.autograd.grad(loss, leaf)
+        result, call = _call.evaluate(leaf, target, options, scene.given, terms=True)
+        values = zip(reduction.VALUES, result.values.to(result.loss.dtype).tolist(), strict=True)
+        terms = {"loss": result.loss.item()} | dict(values)
+        shares = _edge_shares(result.sums, call)
+        (gradient,) = torch.autograd.grad(result.loss, leaf)
         size = gradient_norm(gradient).cpu().numpy()
         if not options.region_weight:
             del terms["region"]
             return terms, shares, size, None
-        del gradient, loss, result, evaluation
+        del gradient, result
         said("gradient of the region term")
         alone = dataclasses.replace(options, ce_weight=0.0, edge_weight=0.0)
-        region, _ = loss_and_evaluation(leaf, target, alone, scene.given, return_maps=False, return_terms=False)
-        (gradient,) = torch.autograd.grad(cast("Tensor", region), leaf)
+        result, _ = _call.evaluate(leaf, target, alone, scene.given)
+        (gradient,) = torch.autograd.grad(result.loss, leaf)
         return terms, shares, size, gradient_norm(gradient).cpu().numpy()
 
 
-def _edge_shares(combined: reduction.Combined, evaluation: reduction.Evaluation) -> npt.NDArray[np.float64]:
-    weight = reduction.weigh(evaluation.edge_sums[reduction.EdgeRow.WEIGHT], combined.u)
+def _edge_shares(sums: reduction.Sums, call: inputs.Call) -> npt.NDArray[np.float64]:
+    combined = reduction.combine(sums, call, None)
+    weight = reduction.weigh(sums.edges[reduction.EdgeRow.WEIGHT], combined.u)
     by_class = reduction.weigh(combined.focused, weight).detach().double()
     return (by_class / by_class.sum(1, keepdim=True)).cpu().numpy()
 

@@ -14,6 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
 from torch import Tensor
 
 from edgeloss._checks import hints
+from edgeloss._checks.options import EDGE_TERMS, TERMS
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG, distinct_colors
 
@@ -49,9 +50,8 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    "cross_entropy": Kind("cross-entropy", "nats", "", "white"),
-    "same_side": Kind("same side", "nats"),
-    "other_side": Kind("other side", "nats"),
+    "cross_entropy": Kind(TERMS[0].title, "nats", "", "white"),
+    **{term.name: Kind(term.title, "nats") for term in EDGE_TERMS},
     "edge": Kind("edge map", "nats"),
     "distance": Kind("distance", "", "far", "white"),
     "pixel_distance": Kind("distance", "px", "far", "white"),

@@ -2,63 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from edgeloss._reference import terms as reference
-from edgeloss._reference.neighborhoods import Grid
+from edgeloss._reference.terms import Pairs, side_terms
 
-_PAIRS = 2**18  # pairs per part, which bounds the memory
+PAIRS = 2**18  # per part, which bounds the memory
 
 
 def find_neighbors(
-    x: Tensor,
-    y: Tensor,
-    valid: Tensor,
-    mask: Tensor,
-    log_w: Tensor | None,
-    radius: Sequence[int],
-    power: float,
-    count: int,
+    pairs: Pairs, *, power: float, count: int, width: int
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     """Return the two edge terms of edge pixels, and the neighbors that contribute most to them.
 
-    Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term. Memory is
-    that of some edge pixels with all their neighbors.
+    Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
-        x: logits [B, C, H, W].
-        y: labels [B, H, W].
-        valid: [B, H, W] bool.
-        mask: [B, H, W] bool, the M edge pixels.
-        log_w: [B, H, W], logarithms of the weights of neighbors; None for equal ones.
-        radius: of the neighborhood, not beyond the image.
+        pairs: the M edge pixels, each with all its neighbors.
         power: of the means.
         count: T, the number of neighbors per edge pixel; none are returned for 0.
+        width: of the image.
 
     Returns:
         The terms on the same side and the other side, [M] each, and ``step``, ``nll`` and ``share`` of the neighbors,
         which :class:`edgeloss.viz.arrays.Details` describes.
     """
-    grid, center = Grid(valid, radius), mask.flatten().nonzero().squeeze(1)
-    found = [
-        _neighbors_of(reference.pairs_of(x, y, grid, part, log_w), power, count, y.shape[-1])
-        for part in grid.split(center, _PAIRS)
-    ]
-    same_side, other_side = (torch.cat(side) for side in zip(*(sides for sides, _ in found), strict=True))
-    return (same_side, other_side), {name: torch.cat([near[name] for _, near in found], -1) for name in found[0][1]}
-
-
-def _neighbors_of(
-    pairs: reference.Pairs, power: float, count: int, width: int
-) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     if not count:
-        return reference.side_terms(pairs, pairs.t, power), {}
+        return side_terms(pairs, pairs.t, power), {}
     with torch.inference_mode(False), torch.enable_grad():
         leaf = pairs.t.clone().requires_grad_()
-        sides = reference.side_terms(pairs, leaf, power)
+        sides = side_terms(pairs, leaf, power)
         share = -torch.autograd.grad(torch.cat(sides).sum(), leaf)[0]
     order, rank = _largest(pairs, count)
     row, t = pairs.row[order], pairs.t[order]
@@ -71,7 +44,7 @@ def _neighbors_of(
     return (same_side, other_side), {"step": step, "nll": nll, "share": share_of}
 
 
-def _largest(pairs: reference.Pairs, count: int) -> tuple[Tensor, Tensor]:
+def _largest(pairs: Pairs, count: int) -> tuple[Tensor, Tensor]:
     """Return indices of the ``count`` pairs of largest weighted loss of each edge pixel, and their ranks."""
     # By the logarithm of weight times loss; losses that are not finite come first. The stable sort groups the pairs by
     # edge pixel and keeps the falling order within each group.

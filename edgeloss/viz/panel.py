@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from edgeloss._checks.options import EDGE_TERMS
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.arrays import Arrays, compute_arrays, gradient_norm
 from edgeloss.viz.coloring import (
@@ -25,7 +26,6 @@ from edgeloss.viz.drawing import NARROWEST_FIGURE, Picture, TextFigure, draw_fig
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 
 MAPS = ("cross_entropy", "edge", "gradient", "region")
-TERMS = ("same_side", "other_side")
 _MOST_NAMES = 40  # in the key: the classes with the most pixels
 
 _Array = npt.NDArray[Any]
@@ -112,7 +112,7 @@ def draw_panel(
         raise ValueError(
             f"width: expected at least {NARROWEST_FIGURE:.2g} inches, but got {width}; pass 3.3 for a column, or None"
         )
-    maps = color_maps(arrays, MAPS + TERMS * terms)
+    maps = color_maps(arrays, MAPS + tuple(term.name for term in EDGE_TERMS) * terms)
     blocks = []
     for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
         borders = find_borders(truth) if contours else None

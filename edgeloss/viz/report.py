@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor
 
+from edgeloss._checks.options import TERMS
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
@@ -20,7 +21,8 @@ from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
-_LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "pixel_distance", "gradient", "region")
+_OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
+_LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 
 def report(

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from edgeloss._checks.options import TERMS
 from edgeloss.metrics.counts import boundary_f1_counts, score_f1
 from edgeloss.metrics.measure import LabelMaps
 
@@ -27,13 +28,10 @@ FIGURES = {
     "mean_iou": ("mean IoU", ".1%", True),
     "boundary_f1_1px": (f"boundary F1, {BORDER_RADIUS} px", ".1%", True),
     "pixel_accuracy": ("pixel accuracy", ".1%", True),
-    "cross_entropy": ("cross-entropy", "#.4g", False),
-    "same_side": ("same side", "#.4g", False),
-    "other_side": ("other side", "#.4g", False),
+    **{term.name: (term.title, "#.4g", False) for term in TERMS},
     "edge": ("edge loss", "#.4g", False),
     "edge_focused": ("focused edges", "#.4g", False),
     "edge_focus": ("edge focus", ".1%", False),
-    "region": ("region term", "#.4g", False),
     "edge_fraction": ("edge pixels", ".1%", False),
 }
 

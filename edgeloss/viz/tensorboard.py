@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from edgeloss._reference.terms import LossMaps
+from edgeloss._reduction import LossMaps
 from edgeloss.viz.coloring import color_layer, map_to_rgb
 
 if TYPE_CHECKING:

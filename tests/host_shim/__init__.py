@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import toolchain
-from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import operators
 
 ROOT, FOLDER, TORCH = Path(__file__).parents[2], Path(__file__).parent, Path(torch.__file__).parent
-SOURCES = [ROOT / "csrc" / "library.cpp", ROOT / "csrc" / "neighbors" / "cuda.cu"]
+SOURCES = [ROOT / "csrc" / "library.cpp", ROOT / "csrc" / "cuda" / "operators.cu"]
 FLAGS = [
     *["-x", "c++", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared", *toolchain.DEFINES],
     *["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"],  # `#pragma unroll` is for nvcc
@@ -53,4 +53,4 @@ def build(command: list[str]) -> Path:
 def load(library: Path) -> None:
     """Load the library, and register its operators as `torch.ops.edgeloss_host`."""
     torch.ops.load_library(library)
-    fused.register("edgeloss_host")
+    operators.register("edgeloss_host")

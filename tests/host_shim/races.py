@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import host_shim
-from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import evaluate, operators
 from edgeloss._reference.neighborhoods import find_edges
 from edgeloss.functional import neighbor_nll
 
@@ -42,7 +42,7 @@ def run(shape: tuple[int, ...], radius: tuple[int, ...], *, indicator: bool, las
     mask = torch.rand(batch, *size) < 0.8
     neighbor_nll(x, chosen, weight, mask, radius=radius, backend="fused").sum().backward()
     edge = find_edges(index, mask, radius)
-    same_side, other_side = fused.gathered_terms(x, index, mask, edge, -weight[:, 0], radius, power=1.0)
+    same_side, other_side = evaluate.pair_terms(x, index, mask, edge, -weight[:, 0], radius, power=1.0)
     (same_side + other_side).sum().backward()
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     """Run every scene; ThreadSanitizer ends the process at a race."""
     torch.manual_seed(0)
     host_shim.load(Path(sys.argv[1]))
-    fused.operators = torch.ops.edgeloss_host
+    operators.of_library = torch.ops.edgeloss_host
     calls = list(itertools.product(SCENES, (False, True), (False, True)))
     for scene, indicator, last in calls:
         run(*scene, indicator=indicator, last=last)

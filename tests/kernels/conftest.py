@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgeloss._kernels import evaluate as fused
-from edgeloss._kernels import library
+from edgeloss._kernels import backends, library, operators
 
 STEPPED = "cuda stepped on the host"
 # Where there is no device, tests are not generated for it.
@@ -20,10 +19,10 @@ def use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes calls of ``neighbor_nll`` use a kind of kernels, and returns their device."""
 
     def use_kind(kind: str) -> str:
-        if reason := library._why_not_on_cuda(None) if kind == "cuda" else library.MISSING:
+        if reason := library.why_not_on_cuda(None) if kind == "cuda" else library.MISSING:
             pytest.skip(reason)
         if kind == STEPPED:
-            monkeypatch.setattr(fused, "operators", request.getfixturevalue("stepped"))
+            monkeypatch.setattr(operators, "of_library", request.getfixturevalue("stepped"))
         return "cuda" if kind == "cuda" else "cpu"
 
     return use_kind
@@ -31,7 +30,7 @@ def use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(params=KINDS)
 def kernels(request: pytest.FixtureRequest, use: Any) -> str:
-    """Return the device of each kind of kernels, which are ``fused.operators``."""
+    """Return the device of each kind of kernels, which are ``operators.of_library``."""
     return str(use(request.param))
 
 
@@ -40,5 +39,5 @@ def device(request: pytest.FixtureRequest, use: Any, monkeypatch: pytest.MonkeyP
     """Return a device on which ``backend="auto"`` chooses plain PyTorch, or kernels of each kind."""
     if request.param != "reference":
         return str(use(request.param))
-    monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "the test's choice")
+    monkeypatch.setattr(backends, "why_no_neighbor_nll", lambda logits: "the test's choice")
     return "cpu"

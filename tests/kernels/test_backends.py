@@ -13,7 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from edgeloss import EdgeAwareLoss, backends, check
+from edgeloss._call import choose
 from edgeloss._checks import inputs
+from edgeloss._checks.options import Options
+from edgeloss._kernels import backends as kernels
 from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss, normalizers
 
@@ -55,28 +58,28 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_machine")
 def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library._why_not_on_cuda(None) is None  # on the current device
-    assert "capability 7.5" in str(library._why_not_on_cuda(0))
+    assert library.why_not_on_cuda(None) is None  # on the current device
+    assert "capability 7.5" in str(library.why_not_on_cuda(0))
     with monkeypatch.context() as patch:  # a device is asked once
         patch.delattr(torch.cuda, "get_device_capability")
-        assert library._why_not_on_cuda(1) is None
+        assert library.why_not_on_cuda(1) is None
     library._FIT.clear()
     monkeypatch.setattr(library, "RECORD", {})
-    assert "has no record" in str(library._why_not_on_cuda(1))
+    assert "has no record" in str(library.why_not_on_cuda(1))
     library._FIT.clear()
 
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check.")
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    assert library._why_not_on_cuda(None) == "Found no NVIDIA driver on your system. Please check."
+    assert library.why_not_on_cuda(None) == "Found no NVIDIA driver on your system. Please check."
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert library._why_not_on_cuda(None) == f"torch {torch.__version__} is built without CUDA"
+    assert library.why_not_on_cuda(None) == f"torch {torch.__version__} is built without CUDA"
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
     monkeypatch.setattr(library, "RECORD", {"without_cuda": "no nvcc was found"})
-    assert library._why_not_on_cuda(None) == "the library was built without CUDA kernels: no nvcc was found"
+    assert library.why_not_on_cuda(None) == "the library was built without CUDA kernels: no nvcc was found"
     monkeypatch.setattr(library, "MISSING", "no C++ compiler was found when it was installed")
-    assert library._why_not_on_cuda(None) == library.MISSING
+    assert library.why_not_on_cuda(None) == library.MISSING
     assert backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
 
 
@@ -86,6 +89,12 @@ def on_gpu() -> Iterator[tuple[Tensor, Tensor]]:
     with FakeTensorMode():
         target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
         yield torch.zeros(1, 2, 4, 4, device="cuda:1"), target
+
+
+def served_by(logits: Tensor, target: Tensor, **options: Any) -> str:
+    """Return which backend serves a call."""
+    checked = inputs.check_inputs(logits, target, Options(**options), inputs.Given())
+    return choose(inputs.Call(checked, Options(**options), maps=options.get("reduction") == "none")).name
 
 
 def test_what_is_available() -> None:
@@ -100,7 +109,7 @@ def test_what_is_available() -> None:
 @pytest.fixture
 def _without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(library, "_REASONS", {})
+    monkeypatch.setattr(kernels, "_REASONS", {})
 
 
 @pytest.mark.usefixtures("_without_triton")
@@ -108,8 +117,8 @@ def test_without_triton_the_loss_on_gpus_is_plain_pytorch_and_says_so_once(on_gp
     reason = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
     assert backends()["cuda"] == f"unavailable: {reason}"
     with pytest.warns(RuntimeWarning, match=f"the loss on GPUs is plain PyTorch: {reason}"):
-        assert library.why_reference("auto", *on_gpu) == reason
-    assert library.why_reference("auto", *on_gpu) == reason  # a second warning would be an error
+        assert served_by(*on_gpu) == "reference"
+    assert served_by(*on_gpu) == "reference"  # a second warning would be an error
     with pytest.raises(RuntimeError, match=f"'fused' does not support this call: {reason}; pass 'auto' or"):
         edge_aware_loss(*on_gpu, backend="fused")
 
@@ -119,26 +128,27 @@ def test_with_power_gpus_have_the_kernels_of_nvcc(
     on_gpu: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert backends()["cuda, power != 0"] == "available"
-    assert library.why_reference("auto", *on_gpu, (), 1.0) is None
-    assert library.why_reference("auto", on_gpu[0]) is None  # of neighbor_nll
-    monkeypatch.setattr(library, "_why_not_on_cuda", lambda index: "no nvcc was found")
+    assert served_by(*on_gpu, power=1.0) == "cuda, power != 0"
+    assert kernels.why_no_neighbor_nll(on_gpu[0]) is None
+    monkeypatch.setattr(library, "why_not_on_cuda", lambda index: "no nvcc was found")
     assert backends()["cuda, power != 0"] == "unavailable: no nvcc was found"
-    assert library.why_reference("auto", *on_gpu, (), 1.0) == "no nvcc was found"
+    assert served_by(*on_gpu, power=1.0) == "reference"
     with pytest.raises(RuntimeError, match="'fused' does not support this call: no nvcc was found; pass 'auto' or"):
         edge_aware_loss(*on_gpu, power=1.0, backend="fused")
 
 
 def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_REASONS", {})
+    monkeypatch.setattr(kernels, "_REASONS", {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(library, "_version_of", lambda name: "3.5.1" if name == "pytorch-triton-rocm" else None)
+    monkeypatch.setattr(kernels, "_version_of", lambda name: "3.5.1" if name == "pytorch-triton-rocm" else None)
     expected = "unavailable: Triton 3.5.1 is too old for the kernels of GPUs, which need 3.6 or newer"
     assert backends()["cuda"] == expected
 
 
 def test_gpus_have_the_kernels_of_triton(on_gpu: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_why_no_triton", lambda: None)
-    assert library.why_reference("auto", *on_gpu) is None
+    monkeypatch.setattr(kernels, "why_no_triton", lambda: None)
+    assert served_by(*on_gpu) == "cuda"
+    assert served_by(*on_gpu, reduction="none") == "reference"
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     assert "is built for CPUs" in backends()["cuda"]

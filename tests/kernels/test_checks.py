@@ -12,7 +12,7 @@ from recorded import operators_of
 from torch import Tensor
 
 from edgeloss import backends
-from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import operators
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -39,7 +39,7 @@ NEIGHBOR: dict[str, Any] = {
 }
 
 
-def operators(call: str) -> list[tuple[Any, dict[str, Any]]]:
+def operators_of_call(call: str) -> list[tuple[Any, dict[str, Any]]]:
     """Return the operators of the sums, of the loss and of the gradient of a call, with their arguments."""
     x = torch.randn(2, 3, *((4, 5) if call == "upsampled" else SIZE[2:]), requires_grad=True)
     y = torch.randint(3, (2, *SIZE[2:]))
@@ -60,7 +60,7 @@ def assert_checked(operator: Any, arguments: dict[str, Any], *, but_for: str = "
 
 @pytest.mark.parametrize("call", CALLS)
 def test_shapes_and_dtypes(call: str) -> None:
-    forward, loss, backward = operators(call)
+    forward, loss, backward = operators_of_call(call)
     assert_checked(*forward)
     assert_checked(*loss, but_for="edge_sums")  # of any shape [3, B, C]
     assert_checked(*backward, but_for="logits")
@@ -81,14 +81,14 @@ def test_shapes_and_dtypes(call: str) -> None:
     ],
 )
 def test_other_arguments(name: str, value: Any, message: str) -> None:
-    (operator, arguments), *_ = operators("tensors")
+    (operator, arguments), *_ = operators_of_call("tensors")
     with pytest.raises(RuntimeError, match=message):
         operator(**arguments | {name: value})
 
 
 @pytest.mark.parametrize("label", [-2, 3, 32767])
 def test_saved_labels_out_of_range(label: int) -> None:
-    _, _, (operator, arguments) = operators("power")
+    _, _, (operator, arguments) = operators_of_call("power")
     wrong = arguments["label"].clone()
     wrong[1, 7, 8] = label
     with pytest.raises(RuntimeError, match=f"label: expected -1 to 2, but got .*{label}"):
@@ -96,7 +96,7 @@ def test_saved_labels_out_of_range(label: int) -> None:
 
 
 def test_sums_of_other_shapes() -> None:
-    _, (operator, arguments), _ = operators("tensors")
+    _, (operator, arguments), _ = operators_of_call("tensors")
     for name, value, message in (
         ("edge_sums", torch.zeros(2, 2, 3).double(), r"edge_sums: expected \[3, B, C\], but got \[2, 2, 3\]"),
         ("tables", 3, "tables: expected a divisor of 2, but got 3"),
@@ -108,7 +108,7 @@ def test_sums_of_other_shapes() -> None:
 
 def test_neighbor_nll(kernels: str) -> None:
     given = {name: x.to(kernels) if isinstance(x, Tensor) else x for name, x in NEIGHBOR.items()}
-    forward, backward = fused.operators.neighbor_nll, fused.operators.neighbor_nll_backward
+    forward, backward = operators.of_library.neighbor_nll, operators.of_library.neighbor_nll_backward
     assert_checked(forward, given)
     other_index = torch.zeros(2, 4, 5, 6, dtype=torch.bool, device=kernels)
     for name, value, message in (
@@ -121,10 +121,10 @@ def test_neighbor_nll(kernels: str) -> None:
     assert_checked(backward, arguments | {name: given[name] for name in ("logits", "index", "weight", "radius")})
 
 
-def test_gathered_terms(stepped: SimpleNamespace) -> None:
+def test_pair_terms(stepped: SimpleNamespace) -> None:
     given = {name: NEIGHBOR[name] for name in ("logits", "radius")} | {"power": 1.0, "distance": torch.ones(2, 5, 6)}
     given |= {"label": torch.zeros(2, 5, 6).short(), "edge": torch.ones(2, 5, 6, dtype=torch.bool)}
-    forward, backward = stepped.gathered_terms, stepped.gathered_terms_backward
+    forward, backward = stepped.pair_terms, stepped.pair_terms_backward
     terms, stats, sides = forward(**given)
     of_backward = given | {"grad_terms": terms, "stats": stats, "sides": sides}
     assert_checked(forward, given)

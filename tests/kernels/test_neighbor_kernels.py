@@ -22,10 +22,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from edgeloss._checks import inputs
-from edgeloss._kernels import evaluate as fused
-from edgeloss._kernels import library
+from edgeloss._kernels import backends, evaluate, operators
+from edgeloss._kernels.evaluate import neighbor_nll as by_kernels
 from edgeloss._reference import terms as reference
-from edgeloss._reference.neighbor_nll import by_kernels
 from edgeloss.functional import edge_aware_loss, neighbor_nll
 
 each_kind = pytest.mark.parametrize("kind", ["index", "several classes"])
@@ -222,7 +221,7 @@ def test_autograd(kind: str, kernels: str) -> None:
     if kind == "index":  # of the reference; torch.func has no hooks, by which the other one saves memory
         found = torch.func.grad(lambda logits: neighbor_nll(logits, index, weight, mask).sum())(x.detach())
         torch.testing.assert_close(found, gradient.detach())
-    operator, weight = fused.operators.neighbor_nll, weight.detach()
+    operator, weight = operators.of_library.neighbor_nll, weight.detach()
     state = operator(x.detach().float(), index, weight.float(), None, [1, 1])
     assert sum(result.nbytes for result in state) <= 32 * 2 * 5 * 9
     for each in (None, mask):
@@ -238,7 +237,7 @@ def test_second_derivatives_of_the_reference(kind: str) -> None:
 
 
 def test_a_call_that_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "there is a reason")
+    monkeypatch.setattr(backends, "why_no_neighbor_nll", lambda logits: "there is a reason")
     with pytest.raises(RuntimeError, match="'fused' does not support this call: there is a reason; pass 'auto' or"):
         neighbor_nll(*scene((4, 4), 3, "index"), backend="fused")
 
@@ -248,12 +247,12 @@ def test_a_call_that_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def _stepped(stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "operators", stepped)
+    monkeypatch.setattr(operators, "of_library", stepped)
 
 
 @pytest.mark.usefixtures("_stepped")
 @pytest.mark.parametrize("options", [{}, {"decay": 1.0, "distance": True}, {"reduction": "none"}])
-def test_gathered_terms_read_nothing_back(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_terms_read_nothing_back(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake tensors have no values to read: with these kernels a call does not wait for its device."""
     with FakeTensorMode():
         x = torch.randn(2, 5, 8, 9, requires_grad=True)
@@ -263,7 +262,7 @@ def test_gathered_terms_read_nothing_back(options: dict[str, Any], monkeypatch: 
         monkeypatch.setattr(inputs, "may_read", lambda values, validate: validate == "sync")
         with pytest.raises(DynamicOutputShapeException):
             edge_aware_loss(x, y, **options)
-        monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
+        monkeypatch.setattr(reference, "edge_terms", evaluate.pair_terms)
         edge_aware_loss(x, y, **options).sum().backward()  # type: ignore[union-attr]
 
 
@@ -278,22 +277,22 @@ def arguments(x: Tensor, label: Tensor) -> dict[str, Any]:
     }
 
 
-def test_gathered_terms_of_labels_out_of_range_read_nothing(stepped: SimpleNamespace) -> None:
+def test_pair_terms_of_labels_out_of_range_read_nothing(stepped: SimpleNamespace) -> None:
     label = torch.tensor([[[0, 1, 2**15 - 1], [-5, 0, 3]]], dtype=torch.int16)
     given = arguments(torch.randn(1, 3, 2, 3, dtype=torch.float64), label)
-    terms, stats, sides = stepped.gathered_terms(**given)
+    terms, stats, sides = stepped.pair_terms(**given)
     assert not terms[:, (label < 0) | (label >= 3)].any()
     assert terms.isfinite().all()
-    gradient = stepped.gathered_terms_backward(torch.ones_like(terms), stats=stats, sides=sides, **given)
+    gradient = stepped.pair_terms_backward(torch.ones_like(terms), stats=stats, sides=sides, **given)
     assert gradient.isfinite().all()
     assert not gradient[:, :, 1, 0].any()
 
 
 @pytest.mark.usefixtures("_stepped")
-def test_gathered_terms_match_their_registration(stepped: SimpleNamespace) -> None:
+def test_pair_terms_match_their_registration(stepped: SimpleNamespace) -> None:
     given = arguments(torch.randn(1, 3, 4, 5, requires_grad=True), torch.randint(3, (1, 4, 5), dtype=torch.int16))
-    check_registration(stepped.gathered_terms.default, [*given.values()])
-    terms = stepped.gathered_terms(**given)[0]
+    check_registration(stepped.pair_terms.default, [*given.values()])
+    terms = stepped.pair_terms(**given)[0]
     (gradient,) = torch.autograd.grad(terms.sum(), given["logits"], create_graph=True)
     with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
         gradient.sum().backward()

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from check_gpu import FIRST, _Driver
 from edgeloss import EdgeAwareLoss
 from edgeloss._kernels import library
-from edgeloss._kernels.triton import upsampled
+from edgeloss._kernels.triton import interpolate
 from edgeloss.functional import edge_aware_loss
 
 find = JITFunction.run
@@ -63,7 +63,7 @@ def main(calls: int) -> None:
         for logits in places * 2:
             leaf = logits.detach().requires_grad_()
             edge_aware_loss(leaf, case.y, backend="fused", **{**case.options, "validate": "never"}).backward()
-    upsampled.PART = 1  # an image at a time
+    interpolate.PART = 1  # an image at a time
     y = torch.zeros(3, 10, 10, dtype=torch.int64)
     given: list[dict[str, Any]] = [{}, {"weight": torch.ones(3)}, {"pixel_weight": torch.ones(y.shape)}]
     given += [{"radius": 2}, {"decay": 2.0}, {"decay": 3.0}, {"label_smoothing": 0.1}, {"region_weight": 0.0}]

@@ -23,7 +23,7 @@ from pairwise import EXHAUSTIVE, pairwise
 from roundings import LIMITS, Case, compare, run
 from torch import Tensor
 
-from edgeloss._kernels import evaluate as fused
+from edgeloss._kernels import evaluate, operators
 from edgeloss._reference import neighborhoods, parts
 from edgeloss._reference import terms as reference
 from edgeloss.functional import edge_weights
@@ -146,8 +146,8 @@ def test_every_column_agrees_with_long_doubles(number: int, column: Column, monk
 @pytest.mark.parametrize("number", WITH_POWER)
 def test_the_edge_terms_of_cuda_agree(number: int, stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     solved(number)
-    monkeypatch.setattr(fused, "operators", stepped)
-    monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
+    monkeypatch.setattr(operators, "of_library", stepped)
+    monkeypatch.setattr(reference, "edge_terms", evaluate.pair_terms)
     check(number, Column("reference"), monkeypatch)
 
 

@@ -18,11 +18,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._pytree import tree_map_only
 
 from edgeloss import check
+from edgeloss._checks.inputs import Call
 from edgeloss._checks.options import Options
-from edgeloss._kernels import evaluate as fused
-from edgeloss._kernels import library
-from edgeloss._kernels.triton import operators
-from edgeloss._reduction import EdgeRow, Evaluation, Regions, SumRow, combine
+from edgeloss._kernels import evaluate, library, operators
+from edgeloss._reduction import EdgeRow, Regions, SumRow, Sums, combine
 from edgeloss.functional import edge_aware_loss
 
 TRITON = Column("fused", interpreted=True)
@@ -126,11 +125,11 @@ def sums_of(images: int, classes: int, tables: int, regions: int) -> list[torch.
 def terms_of(sums: list[torch.Tensor], given: dict[str, Any], options: Options, tables: int) -> list[torch.Tensor]:
     """Return the loss of sums, its figures and its derivatives, by plain PyTorch."""
     of_call, edge_sums, region, weight = (values.clone().requires_grad_() for values in sums)
-    evaluation = Evaluation(of_call, edge_sums.view(3, -1, edge_sums.shape[2] * tables), None, Regions(region, weight))
+    found = Sums(of_call, edge_sums.view(3, -1, edge_sums.shape[2] * tables), None, Regions(region, weight))
     inputs = SimpleNamespace(
         tables=tables, is_balanced=given["is_balanced"], edge_class_weight=given["u"], normalizer=None
     )
-    combined = combine(evaluation, inputs, options, given["normalizer"])  # type: ignore[arg-type]
+    combined = combine(found, Call(inputs, options), given["normalizer"])  # type: ignore[arg-type]
     gradients = torch.autograd.grad(combined.loss, [of_call, edge_sums, region], materialize_grads=True)
     slopes = gradients[0][:1], gradients[1][EdgeRow.SAME_SIDE :].flatten(), gradients[2]
     return [combined.loss.detach(), torch.cat(slopes), combined.values]
@@ -166,7 +165,7 @@ def test_the_loss_of_sums_is_that_of_the_reference(size: tuple[int, int, int], g
     weights = options.ce_weight, options.edge_weight, options.other_side_weight, options.same_side_weight
     weights += options.region_weight, options.edge_focus
     of_loss = u, normalizer, tables, is_balanced, options.reduction == "mean", True, *weights
-    found = operators.operators.reduce(*sums, *of_loss)
+    found = operators.of_triton.reduce(*sums, *of_loss)
     torch.testing.assert_close([*found], expected, rtol=1e-12, atol=1e-13)
 
 
@@ -177,7 +176,7 @@ def test_infinite_terms_without_a_weight_do_not_reach_the_loss() -> None:
     sums[2][:] = torch.nan
     u = torch.tensor([1.0, 0.0, 2.0])
     weights = 0.0, 1.0, 1.0, 0.0, 0.0, 8.0
-    loss, slopes, _ = operators.operators.reduce(*sums, u, None, 1, False, True, True, *weights)
+    loss, slopes, _ = operators.of_triton.reduce(*sums, u, None, 1, False, True, True, *weights)
     assert 0 < loss < torch.inf
     assert slopes.isfinite().all()
     of_same, of_other = slopes[1:13].view(2, 2, 3)
@@ -260,15 +259,15 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
     from edgeloss._kernels.triton import call as calls
-    from edgeloss._kernels.triton import region, sums, tiles, upsampled
+    from edgeloss._kernels.triton import interpolate, region, sums, tiles
 
     kernels = []
     monkeypatch.setattr(tiles, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))
-    monkeypatch.setattr(operators.operators.edge_loss, "default", calls.forward)
-    monkeypatch.setattr(operators.operators.edge_loss_backward, "default", calls.backward)
-    monkeypatch.setattr(operators.operators.reduce, "default", sums.reduce)
+    monkeypatch.setattr(operators.of_triton.edge_loss, "default", calls.forward)
+    monkeypatch.setattr(operators.of_triton.edge_loss_backward, "default", calls.backward)
+    monkeypatch.setattr(operators.of_triton.reduce, "default", sums.reduce)
     mode = FakeTensorMode()
-    for module, name in ((region, "_parts"), (upsampled, "_along"), (sums, "_quadrature")):
+    for module, name in ((region, "_parts"), (interpolate, "_along"), (sums, "_quadrature")):
 
         def made_before(*args: Any, make: Any) -> Any:
             with unset_fake_temporarily():
@@ -280,7 +279,7 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
         monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("a step read values"))
     monkeypatch.setattr(library, "interprets", True)
     monkeypatch.setattr(library, "_WRONG", {})
-    monkeypatch.setattr(fused, "check_labels_of", lambda *_: None)  # of labels on a CPU
+    monkeypatch.setattr(evaluate, "check_labels_of", lambda *_: None)  # of labels on a CPU
     with mode:
         x, y, given = call(4)
         x = x.detach()[..., :: 2 if "upsample" in options else 1, :].contiguous().requires_grad_()

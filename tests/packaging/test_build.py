@@ -17,14 +17,15 @@ import pytest
 import torch
 
 import check_abi
+import edgeloss
 import toolchain
 from edgeloss._kernels import library
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = Path(library.__file__).with_name("_C.abi3.so")
+LIBRARY = Path(edgeloss.__file__).with_name("_C.abi3.so")
 PARTS = ("LICENSE", "README.md", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
-CUDA_STATE = "from edgeloss import library; print(library._why_not_on_cuda(None))"
+CUDA_STATE = "from edgeloss._kernels import library; print(library.why_not_on_cuda(None))"
 # Variables that change a build: each test sets its own.
 STEERING = ["CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "LDFLAGS", "NVCCFLAGS", "PYTHONPATH"]
 STEERING += ["EDGELOSS_BUILD", "EDGELOSS_CUDA_ARCHS"]

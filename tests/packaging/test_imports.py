@@ -1,12 +1,10 @@
-"""What a program that uses the package imports, what it says where an extra is missing, and no module in a circle."""
+"""What a program that uses the package imports, and what it says where an extra is missing."""
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -78,28 +76,3 @@ def test_only_what_is_used_is_imported_and_a_missing_extra_is_one_line(tmp_path:
         f"edgeloss: error: the command needs rich; {install_advice('cli')}",
         "matplotlib",
     ], ran.stderr
-
-
-def imports_of(tree: ast.AST) -> set[str]:
-    """Return what a module imports, in functions too, but not for types alone."""
-    names: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ImportFrom):
-            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            names |= imports_of(node)
-    return names
-
-
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    root, graph = Path(__file__).parents[2], {}
-    for folder, pattern in (("", "edgeloss/**/*.py"), *((name, "**/*.py") for name in ("examples", "benchmarks"))):
-        for path in (root / folder).glob(pattern):
-            name = ".".join(path.relative_to(root / folder).with_suffix("").parts).removesuffix(".__init__")
-            graph[name] = imports_of(ast.parse(path.read_text("utf-8")))
-    for name, imported in graph.items():  # `from package import module` needs the module, not all of the package
-        known = imported & graph.keys() - {name}
-        graph[name] = {other for other in known if not any(one.startswith(f"{other}.") for one in known)}
-    assert len([*TopologicalSorter(graph).static_order()]) > 100  # a CycleError names the modules of a circle

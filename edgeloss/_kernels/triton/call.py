@@ -11,13 +11,9 @@ from torch import Tensor
 
 import triton.language as tl
 from edgeloss._checks.inputs import result_dtype
-from edgeloss._kernels import library, operators
-from edgeloss._kernels.arguments import VALIDATE, EdgeLossInputs, Numbers, new_outputs
-from edgeloss._kernels.operators import Maps
-from edgeloss._kernels.triton import edges, sums
-from edgeloss._kernels.triton import interpolate as upsampled
-from edgeloss._kernels.triton import label_weights as labels
-from edgeloss._kernels.triton import terms as loss
+from edgeloss._kernels import library
+from edgeloss._kernels.arguments import VALIDATE, Arguments, KernelOptions, new_outputs
+from edgeloss._kernels.triton import edges, interpolate, label_weights, sums, terms
 from edgeloss._kernels.triton.region import region_terms
 from edgeloss._kernels.triton.terms import Logits
 from edgeloss._kernels.triton.tiles import (
@@ -31,6 +27,7 @@ from edgeloss._kernels.triton.tiles import (
     power_of_2,
     tile_of,
 )
+from edgeloss._kernels.triton.workspace import Workspace, maps_of_image, new_workspace, state_of, workspace_of
 from edgeloss._reference.custom_ops import new_gradient
 from edgeloss._reference.neighborhoods import clipped
 from edgeloss._reference.region import POOL, averages_of
@@ -41,7 +38,7 @@ COLUMNS = 32  # of them at most: square tiles have edges less often
 
 
 @lru_cache(maxsize=256)
-def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype) -> Grid:
+def _grid(shape: torch.Size, numbers: KernelOptions, classes: int, dtype: torch.dtype) -> Grid:
     """Return what kernels know of a call of such labels, but for its weights."""
     size = Size.of(shape[1:])
     radius = clipped(numbers.radius, (1, *size))
@@ -49,14 +46,14 @@ def _grid(shape: torch.Size, numbers: Numbers, classes: int, dtype: torch.dtype)
     sizes = reach, Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
     counts = math.prod(size), constant(math.prod(2 * r + 1 for r in radius)), numbers.tables
     real = tl.float64 if dtype == torch.float64 else tl.float32
-    of_call = map(constant, (classes, operators.maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
+    of_call = map(constant, (classes, maps_of_image(classes), real, numbers.decay, numbers.label_smoothing))
     return Grid(size, *sizes, *counts, None, None, *of_call)
 
 
 class Call:
     """What the steps of a call share; the target may be the labels that were read."""
 
-    def __init__(self, given: EdgeLossInputs, numbers: Numbers, *others: Any) -> None:  # noqa: ANN401
+    def __init__(self, given: Arguments, numbers: KernelOptions, *others: Any) -> None:  # noqa: ANN401
         """Find the places of pixels and logits, and how many of them a program has; kernels get the others too."""
         logits, shape = given.logits, given.target.shape
         self.given, self.numbers, self.batch, self.dtype = given, numbers, shape[0], result_dtype(logits)
@@ -65,7 +62,7 @@ class Call:
         self.low, self.is_upsampled = Size.of(logits.shape[2:]), logits.shape[2:] != shape[1:]
         self.x = self.logits_in(logits)
         if self.is_upsampled:
-            taps = upsampled.taps(logits, self.low, grid.size, self.dtype)
+            taps = interpolate.taps(logits, self.low, grid.size, self.dtype)
             self.x = self.x._replace(axes=constant(logits.dim() - 2), taps=taps)
         is_long = self.is_upsampled or self.dtype == torch.float64
         self.block = tile_of(grid.pixels, 32 if is_long else 64 if logits.shape[1] > 2 else 128)
@@ -97,12 +94,12 @@ class Call:
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    """Return what ``edgeloss._kernels.evaluate.Outputs`` has of a call, then the state that backward reads."""
-    given = EdgeLossInputs(*args)
-    numbers = Numbers.of(given.integers, given.reals)
-    of_call, of_edges, region, weight, no_maps = outputs = new_outputs(given, numbers)
-    maps = operators.new_maps(given, numbers)
-    state = operators.state_of(maps, given, numbers)
+    """Return what ``edgeloss._kernels.arguments.Outputs`` has of a call, then the state that backward reads."""
+    given = Arguments(*args)
+    numbers = given.options
+    of_call, of_edges, region, weight, no_maps = outputs = new_outputs(given)
+    maps = new_workspace(given)
+    state = state_of(maps, given)
     if given.target.numel() == 0:
         return *(values.zero_() for values in outputs), *state
     with torch.cuda.device_of(of_call):
@@ -111,7 +108,7 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         of_labels = _weigh(call, maps, present)
         pixels, block, of_image = call.grid.pixels, call.block, len(of_labels) // call.batch
         of_terms = call.empty(call.batch * cdiv(pixels, block), dtype=torch.float64)
-        call.over_logits(loss.forward_kernel, call.batch, pixels, block, maps, of_terms, pixels)
+        call.over_logits(terms.forward_kernel, call.batch, pixels, block, maps, of_terms, pixels)
         tables, of_tables = _add_edges(call, maps, of_labels, of_edges)
         wrong = library.recorded_wrong(of_call.device) if numbers.validate == VALIDATE["async"] else None
         programs = of_terms, len(of_terms), of_labels, len(of_labels), of_image, tables, of_tables, call.batch
@@ -128,13 +125,13 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     return *outputs, *state
 
 
-def _weigh(call: Call, maps: Maps, present: Tensor | None) -> Tensor:
+def _weigh(call: Call, maps: Workspace, present: Tensor | None) -> Tensor:
     """Fill the maps that come from labels, and return the rows of sums that do, by program."""
     numbers, target, size = call.numbers, call.given.target, call.grid.size
     programs = call.tiles * cdiv(size.width, call.columns)
-    of_labels = call.empty(programs, labels.ROWS_OF_SUMS.value, dtype=torch.float64)
+    of_labels = call.empty(programs, label_weights.ROWS_OF_SUMS.value, dtype=torch.float64)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
-    call.over_labels(labels.read_labels_kernel, target, maps.label, present, of_labels, numbers.ignore_index)
+    call.over_labels(label_weights.read_labels_kernel, target, maps.label, present, of_labels, numbers.ignore_index)
     if not numbers.edges:
         return of_labels
     if numbers.decay and call.given.distance is None:
@@ -143,16 +140,16 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None) -> Tensor:
         limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
         nearest = call.empty(target.numel(), dtype=torch.int64)
-        call.over_labels(labels.find_in_rows_kernel, maps.label, nearest, constant(reach[-1]))
+        call.over_labels(label_weights.find_in_rows_kernel, maps.label, nearest, constant(reach[-1]))
         rows = Size(*constants((*reach[:2], 0))), constant((2 * reach[0] + 1) * (2 * reach[1] + 1))
         given = maps.label, nearest, maps.field, *rows, Size(*constants(numbers.spacing))
-        call.over_labels(labels.find_distances_kernel, *given)
-    call.over_labels(labels.find_sides_kernel, maps, of_labels)
-    call.over_labels(labels.weigh_pixels_kernel, maps, of_labels)
+        call.over_labels(label_weights.find_distances_kernel, *given)
+    call.over_labels(label_weights.find_sides_kernel, maps, of_labels)
+    call.over_labels(label_weights.weigh_pixels_kernel, maps, of_labels)
     return of_labels
 
 
-def _add_edges(call: Call, maps: Maps, of_labels: Tensor, of_edges: Tensor) -> tuple[Tensor | None, int]:
+def _add_edges(call: Call, maps: Workspace, of_labels: Tensor, of_edges: Tensor) -> tuple[Tensor | None, int]:
     """Add up the edge terms by image and class; return tables to be added up, of how many programs of an image."""
     if maps.toward is None:
         of_edges.zero_()
@@ -165,13 +162,13 @@ def _add_edges(call: Call, maps: Maps, of_labels: Tensor, of_edges: Tensor) -> t
     return None if programs == 1 else tables, programs
 
 
-def _averages(call: Call, maps: Maps) -> tuple[Tensor, Tensor]:
+def _averages(call: Call, maps: Workspace) -> tuple[Tensor, Tensor]:
     """Return the averages z and r of the classes that have a map of them."""
     shape, cells = (*maps.map_class.shape, *call.grid.averages), math.prod(call.grid.cells)
     averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape)
     steps = POOL ** (call.given.target.dim() - 1)
     given = maps, *averages, cells, steps, constants(range(3 if call.is_upsampled else 9))
-    call.over_logits(loss.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
+    call.over_logits(terms.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
     return averages
 
 
@@ -179,23 +176,23 @@ def backward(grad: Tensor | None, slopes: Tensor, edge_pixel_weight: None, logit
     """Return the gradient of the logits; the arguments are those of the operator."""
     if edge_pixel_weight is not None:
         raise ValueError("edge_pixel_weight: expected None, but got a tensor; pass backend='reference'")
-    (*tensors, integers, reals), gradient = others, new_gradient(logits)
-    weights, state = tensors[:3], tensors[3:]
+    gradient, options = new_gradient(logits), others[-len(KernelOptions._fields) :]
+    weights, state = others[:3], others[3 : -len(options)]
     if state[0].numel() == 0:
         return gradient.zero_()
-    given, numbers = EdgeLossInputs._make((logits, state[0], *weights, integers, reals)), Numbers.of(integers, reals)
-    maps = operators.maps_of(state, given.distance)
+    given = Arguments(logits, state[0], *weights, *options)
+    numbers, maps = given.options, workspace_of(state, given.distance)
     of_all = None if given.weight is None else given.weight.view(numbers.tables, -1).sum(1)
     with torch.cuda.device_of(logits):
         call = Call(given, numbers, grad, slopes, *state)
         pixels, channels, per_part = call.grid.pixels, gradient.shape[1], call.batch
         if call.is_upsampled:
-            per_part = max(1, upsampled.PART // (channels * pixels * gradient.element_size()))
+            per_part = max(1, interpolate.PART // (channels * pixels * gradient.element_size()))
         for first in range(0, call.batch, per_part):
             images = min(per_part, call.batch - first)
             g = call.empty(images, channels, pixels) if call.is_upsampled else gradient
             to = call.logits_in(g), maps, of_all, grad, slopes, call.batch * call.grid.classes.value, first
-            call.over_logits(loss.backward_kernel, images, pixels, call.block, *to)
+            call.over_logits(terms.backward_kernel, images, pixels, call.block, *to)
             if call.is_upsampled:
-                upsampled.add_up(call, g, gradient[first : first + images])
+                interpolate.add_up(call, g, gradient[first : first + images])
     return gradient

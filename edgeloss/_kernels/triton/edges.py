@@ -1,8 +1,8 @@
 """Softmax of pixels and weights of labels → the sums over the edge pixels of each class in an image.
 
-They are Σ v, Σ v S and Σ v O, the rows of :class:`edgeloss._reduction.EdgeRow`. A program has some tiles of an image and
-a table of the classes, to which it adds the sums of a tile one class after another: near edges it has two or three of
-them, and elsewhere it is skipped. The tables are added in order, so that the bits are the same on every run.
+They are Σ v, Σ v S and Σ v O, the rows of :class:`edgeloss._reduction.EdgeRow`. A program has some tiles of an image
+and a table of the classes, to which it adds the sums of a tile one class after another: near edges it has two or three
+of them, and elsewhere it is skipped. The tables are added in order, so that the bits are the same on every run.
 """
 
 from __future__ import annotations

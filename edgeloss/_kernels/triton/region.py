@@ -1,9 +1,10 @@
-"""Averages → the region term of each image and its slopes; symbols and formulas are those of :mod:`edgeloss._reference.region`.
+"""Averages → the region term of each image and its slopes.
 
-The scatter matrices are sums of products of z and r at displacements. Along an axis, the averages that are member k of
-some region are all but two. So two places at either end are *parts* of their own, of which some members are not, and
-between them are strips, of which all are: sums by parts, added up over the parts of a member, are of the regions inside
-a map and no others. Slopes by members, added up the other way, are those by kinds of parts: each end, or any strip.
+Symbols and formulas are those of :mod:`edgeloss._reference.region`. The scatter matrices are sums of products of z and
+r at displacements. Along an axis, the averages that are member k of some region are all but two. So two places at
+either end are *parts* of their own, of which some members are not, and between them are strips, of which all are: sums
+by parts, added up over the parts of a member, are of the regions inside a map and no others. Slopes by members, added
+up the other way, are those by kinds of parts: each end, or any strip.
 
 Sums and slopes are float64, in which products of two float32 are exact: what rounding takes from a sum is divided by
 the noise, which is small, and slopes cancel. Nothing waits for the device.

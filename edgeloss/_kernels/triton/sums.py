@@ -1,7 +1,7 @@
 """Sums of programs → those of a call; these → the loss, its figures and its derivatives by the sums of each term.
 
-The formulas are those of :mod:`edgeloss._reduction`, where every operation on a number is a kernel of its own: a hundred
-of them take as long as all the others.
+The formulas are those of :mod:`edgeloss._reduction`, where every operation on a number is a kernel of its own: a
+hundred of them take as long as all the others.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ from edgeloss._reference import terms as reference
 from edgeloss._reference.interpolate import cell_support
 from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.viz.neighbors import PAIRS, find_neighbors
+from edgeloss.viz.neighbors import find_neighbors
 from edgeloss.viz.scores import Scores, compute_scores
 
 LARGE = 2**21  # pixels of a picture of which less is computed and stored
 _BAND = 2**22  # logits that are looked at together: malloc reuses blocks of up to 32 MB
+_PAIRS = 2**18  # edge pixels and neighbors that are looked at together
 _TOP = 3  # most probable classes of a pixel
 _NEIGHBORS = 8  # per edge pixel
 _OF_NEIGHBORS = "step", "nll", "share"  # arrays of :class:`Details` with a column per edge pixel
@@ -281,7 +282,7 @@ def _examine_band(scene: Scene, band: tuple[slice, slice], neighbors: int) -> di
     own = slice(rows.start - around.start, rows.stop - around.start)
     given = scene.inputs._replace(logits=scene.logits_of(around), target=scene.inputs.target[:, around])
     take = functools.partial(find_neighbors, power=scene.options.power, count=neighbors, width=given.target.shape[2])
-    x, maps, near = reference.evaluate_maps(inputs.Call(given, scene.options), own, take, PAIRS)
+    x, maps, near = reference.evaluate_maps(inputs.Call(given, scene.options), own, take, _PAIRS)
     values = {name: torch.cat([part[name] for part in near], -1) for name in near[0]}
     values |= {name: part for name, part in maps._asdict().items() if part is not None}
     prediction = x.max(1)

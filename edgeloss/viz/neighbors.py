@@ -7,8 +7,6 @@ from torch import Tensor
 
 from edgeloss._reference.terms import Pairs, side_terms
 
-PAIRS = 2**18  # per part, which bounds the memory
-
 
 def find_neighbors(
     pairs: Pairs, *, power: float, count: int, width: int

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from edgeloss import EdgeAwareLoss
-from edgeloss._checks.options import HELP, Options, check_option
+from edgeloss._checks.options import EDGE_TERMS, HELP, TERMS, Options, check_option
+from edgeloss._reduction import VALUES, EdgeRow, LossMaps
 from edgeloss.cli.commands import OF_LOSS
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
@@ -73,3 +74,11 @@ def test_options_are_checked_and_do_not_change() -> None:
         check_option("power", float("nan"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         Options().radius = 2  # type: ignore[misc]
+
+
+def test_every_list_of_the_terms_is_that_of_the_options() -> None:
+    names = [term.name for term in TERMS]
+    assert [row.name.lower() for row in EdgeRow][1:] == [term.name for term in EDGE_TERMS]
+    assert [*VALUES][: len(names) + 1] == [*names[:-1], "edge", names[-1]]  # the edge term of both sides is between
+    assert [name for name in LossMaps._fields if name in names] == [term.name for term in TERMS if term.has_map]
+    assert {name for term in TERMS for name in term.weights} <= set(HELP)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.debug import diagnose
-from edgeloss.viz import arrays, compute_arrays, neighbors, panel, report
+from edgeloss.viz import arrays, compute_arrays, panel, report
 from edgeloss.viz.arrays import Details
 
 
@@ -309,7 +309,7 @@ def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPat
     logits, target = patches(22, 18)
     criterion = EdgeAwareLoss(radius=2, decay=3.0, power=power)
     whole, every = examined(logits, target, criterion, neighbors=8)
-    monkeypatch.setattr(neighbors, "_PAIRS", 100)
+    monkeypatch.setattr(arrays, "_PAIRS", 100)
     parts, some = examined(logits, target, criterion, neighbors=8)
     assert pickle.dumps((whole.maps, every)) == pickle.dumps((parts.maps, some))
 

@@ -3,11 +3,12 @@
 #include <torch/csrc/stable/library.h>
 
 // options.h has the meaning of the options. tables: weight and edge_class_weight are [tables, C], flat; image b has the
-// table b % tables. slopes: what arrives at Σ v CE, at Σ v S of each image and class, at Σ v O of each, and at R of each
-// image, in float64; grad is a factor of all of them. edge_pixel_weight is v of the edge terms, where it is another.
+// table b % tables. slopes: what arrives at Σ v CE, at Σ v S of each image and class, at Σ v O of each, and at R of
+// each image, in float64; grad is a factor of all of them. edge_pixel_weight is v of the edge terms, where it is
+// another.
 #define EDGELOSS_WEIGHTS "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
-#define EDGELOSS_OPTIONS                                                                                   \
-  "int ignore_index, int validate, int tables, bool edges, bool regions, bool by_pairs, bool maps, bool "  \
+#define EDGELOSS_OPTIONS                                                                                  \
+  "int ignore_index, int validate, int tables, bool edges, bool regions, bool by_pairs, bool maps, bool " \
   "keeps_state, int[] radius, float label_smoothing, float power, float decay, float[] spacing"
 
 STABLE_TORCH_LIBRARY(edgeloss, m) {

@@ -23,13 +23,13 @@ constexpr int64_t kMaps = 3;  // terms of each pixel: the cross-entropy, S and O
 // Named as in the schemas of library.cpp, and as KernelOptions in edgeloss/_kernels/arguments.py.
 struct Options {
   int64_t ignore_index;
-  int64_t validate;  // 0 counts labels out of range as ignored; 1 and 2 raise an error
-  int64_t tables;    // of class weights, as in Geometry
-  bool edges;        // with the edge terms
-  bool regions;      // with the region term
-  bool by_pairs;     // the edge terms by pairs of pixels, as in cpu/pairs.h, not by weights from the labels
-  bool maps;         // the terms of each pixel too, those of edges by pairs
-  bool keeps_state;  // for a backward pass
+  int64_t validate;             // 0 counts labels out of range as ignored; 1 and 2 raise an error
+  int64_t tables;               // of class weights, as in Geometry
+  bool edges;                   // with the edge terms
+  bool regions;                 // with the region term
+  bool by_pairs;                // the edge terms by pairs of pixels, as in cpu/pairs.h, not by weights from the labels
+  bool maps;                    // the terms of each pixel too, those of edges by pairs
+  bool keeps_state;             // for a backward pass
   std::vector<int64_t> radius;  // of 3 axes, as spacing
   double label_smoothing, power;
   double decay;  // 0: all neighbors weigh the same

@@ -88,9 +88,9 @@ template <typename A>
 void SlabGradient<A>::collect_shares(const Slab& slab) {
   weights_.clear();
   weights_.start(slab.pixels(call_.g.width), call_.g.classes);
-  find_pair_shares(call_, slab, weights_.same.data(), weights_.others);
+  find_pair_shares(call_, slab, weights_.same_side.data(), weights_.others);
   if (call_.g.classes > 2) return;
-  for (const OtherWeight<A>& each : weights_.others) weights_.other[each.place] += each.weight;
+  for (const OtherWeight<A>& each : weights_.others) weights_.other_side[each.place] += each.weight;
   weights_.others.clear();
 }
 

@@ -14,11 +14,11 @@
 #include <optional>
 #include <vector>
 
-#include "saved_state.h"
 #include "interpolate.h"
 #include "label_weights.h"
-#include "terms.h"
+#include "saved_state.h"
 #include "slabs.h"
+#include "terms.h"
 #include "tiles.h"
 
 namespace edgeloss {

@@ -46,8 +46,8 @@ EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16
   }
 }
 
-// Sums over the neighbors of a group of pixels: of from.same of those of the pixel's class, and of from.across of the
-// others. Pixels that do not count have 0 in both. Lists: also the class of the others, or kIgnored if there are
+// Sums over the neighbors of a group of pixels: of from.same_side of those of the pixel's class, and of from.other_side
+// of the others. Pixels that do not count have 0 in both. Lists: also the class of the others, or kIgnored if there are
 // several.
 template <bool Lists, int64_t kBytes, typename A>
 EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* offsets, int64_t count,
@@ -62,17 +62,17 @@ EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* off
       const int64_t i = lane + offsets[n];
       std::memcpy(&neighbor, label + i, kBytes);
       const Mask is_own = neighbor == own;
-      std::memcpy(&number, from.same + i, kBytes);
+      std::memcpy(&number, from.same_side + i, kBytes);
       same += reinterpret_cast<Numbers>(number & is_own);
-      std::memcpy(&number, from.across + i, kBytes);
+      std::memcpy(&number, from.other_side + i, kBytes);
       across += reinterpret_cast<Numbers>(number & ~is_own);
       if constexpr (Lists) {  // the bits of the others' classes, of which kIgnored has all
         in_all &= neighbor | is_own;
         in_any |= (neighbor + 1) & ~is_own;
       }
     }
-    std::memcpy(to.same + lane, &same, kBytes);
-    std::memcpy(to.across + lane, &across, kBytes);
+    std::memcpy(to.same_side + lane, &same, kBytes);
+    std::memcpy(to.other_side + lane, &across, kBytes);
     if constexpr (Lists) {
       in_all |= in_any != in_all + 1;  // two classes k have a smaller one in all, and a larger k + 1 in any
       std::memcpy(other + lane, &in_all, kBytes);
@@ -113,22 +113,22 @@ EDGELOSS_INLINE void divide(const WideLabel<A>* label, const TwoSides<A>& sums, 
     Mask y;
     Numbers same, across, weight;
     std::memcpy(&y, label + lane, kBytes);
-    std::memcpy(&same, sums.same + lane, kBytes);
-    std::memcpy(&across, sums.across + lane, kBytes);
+    std::memcpy(&same, sums.same_side + lane, kBytes);
+    std::memcpy(&across, sums.other_side + lane, kBytes);
     std::memcpy(&weight, v + lane, kBytes);
     const Mask is_edge = (y >= Mask{}) & (across > Numbers{}), has_same = is_edge & (same > Numbers{});
     same = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / same) & has_same);
     across = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / across) & is_edge);
     weight = is_edge ? weight : Numbers{} - A(1);
-    std::memcpy(sums.same + lane, &same, kBytes);
-    std::memcpy(sums.across + lane, &across, kBytes);
+    std::memcpy(sums.same_side + lane, &same, kBytes);
+    std::memcpy(sums.other_side + lane, &across, kBytes);
     std::memcpy(v + lane, &weight, kBytes);
   }
 }
 
 template <typename A>
 TwoSides<A> moved(const TwoSides<A>& sides, int64_t i) {
-  return {sides.same + i, sides.across + i};
+  return {sides.same_side + i, sides.other_side + i};
 }
 
 }  // namespace
@@ -157,7 +157,7 @@ void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, SlabWeights<
   divide_sides(map, totals);
   if (!weights || !find_groups(inner_, 2, near_groups_)) return;
   weights->start(slab.pixels(g_.width), g_.classes);
-  add_around(inner_, near_groups_, sums_, given_, g_.classes > 2 ? &weights->others : nullptr);
+  add_around(inner_, near_groups_, sums_, scales_, g_.classes > 2 ? &weights->others : nullptr);
   write(*weights);
   if (neighbors_ <= kPerClass) return;  // else block by block, or class by class
   std::sort(weights->others.begin(), weights->others.end(),
@@ -266,9 +266,9 @@ void EdgeWindows<A>::load(const LabelMap<A>& map, const Extent& region, const in
   A* numbers = numbers_.data();
   w_ = numbers;
   sums_ = {numbers + box_.count, numbers + 2 * box_.count};
-  given_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
+  scales_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
   v_ = numbers + 5 * box_.count;
-  std::fill_n(sums_.same, 2 * box_.count, A(0));
+  std::fill_n(sums_.same_side, 2 * box_.count, A(0));
   const Extent rows = {{region.first[0] - margin[0], region.first[1] - margin[1]},
                        {region.last[0] + margin[0], region.last[1] + margin[1]}};
   for_each_row(rows, [&](int64_t z, int64_t y) {
@@ -316,8 +316,8 @@ void EdgeWindows<A>::add_around(const Extent& region, const Flags& groups, const
         for (int64_t i = 0; i < (block.last[2] - x) / kGroup; ++i) {
           if (row[i]) continue;
           const int64_t at = box_.at(z, y, x + i * kGroup);
-          std::fill_n(to.same + at, kGroup, A(0));
-          std::fill_n(to.across + at, kGroup, A(0));  // of places behind the image too, which other blocks see
+          std::fill_n(to.same_side + at, kGroup, A(0));
+          std::fill_n(to.other_side + at, kGroup, A(0));  // of places behind the image too, which other blocks see
         }
       });
     }
@@ -359,7 +359,7 @@ void EdgeWindows<A>::add_by_neighbor(const Extent& block, const uint8_t* groups,
         if (other_[i + j] < 0) {
           list_others(i + j, place + j, *others);
         } else {
-          others->push_back({place + j, static_cast<int32_t>(other_[i + j]), to.across[i + j] * w_[i + j]});
+          others->push_back({place + j, static_cast<int32_t>(other_[i + j]), to.other_side[i + j] * w_[i + j]});
         }
       }
     });
@@ -372,7 +372,7 @@ void EdgeWindows<A>::list_others(int64_t i, int32_t place, Others& others) {
   const size_t first = others.size();
   for (const int64_t offset : offsets_) {
     const auto k = label_[i + offset];
-    const A weight = sums_.across[i + offset] * w_[i];
+    const A weight = sums_.other_side[i + offset] * w_[i];
     if (k == label_[i] || weight == A(0)) continue;
     size_t& newest = newest_[k];
     if (newest < first || newest >= others.size() || others[newest].k != k) {
@@ -433,8 +433,8 @@ void EdgeWindows<A>::write(SlabWeights<A>& weights) const {
         });
       });
     };
-    copy(given_.same + at, weights.same.data() + place);
-    if (g_.classes == 2) copy(given_.across + at, weights.other.data() + place);
+    copy(scales_.same_side + at, weights.same_side.data() + place);
+    if (g_.classes == 2) copy(scales_.other_side + at, weights.other_side.data() + place);
   });
 }
 
@@ -449,7 +449,7 @@ void EdgeWindows<A>::find_distances(const int16_t* label, const Slab& slab, cons
     lengths.push_back(static_cast<A>(length));
   }
   for_each_flagged(inner_, near_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
-    A* nearest = given_.same;
+    A* nearest = scales_.same_side;
     vectorized_by_size<A>([=, label = label_.data() + box_.at(z, y, 0), n = groups_, offsets = offsets_.data(),
                            lengths = lengths.data(), count = offsets_.size()](auto bytes) EDGELOSS_LOOP {
       for_each_found(groups, n, [&](int64_t group) EDGELOSS_LOOP {

@@ -3,7 +3,7 @@
 //     Σ_E v S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { v_i / D_i  : i ∈ N(n), y_i = y_n }
 //     Σ_E v O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { v_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
 //
-// where D_i and D'_i are Σ w over the neighbors of i on its own side and across the edge. So the sums over the edge
+// where D_i and D'_i are Σ w over the neighbors of i on the same side and on the other. So the sums over the edge
 // pixels of class c alone are those over A_n with y_n = c, and over B_n(c).
 #pragma once
 
@@ -34,8 +34,8 @@ struct OtherWeight {
 // Of a slab.
 template <typename A>
 struct SlabWeights {
-  std::vector<A> same;                 // A_n, by place
-  std::vector<A> other;                // B_n of two classes, by place
+  std::vector<A> same_side;            // A_n, by place
+  std::vector<A> other_side;           // B_n of two classes, by place
   std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of places: up to C - 1 per pixel
   bool any;                            // whether there is an edge nearby; else nothing is set
 
@@ -45,8 +45,8 @@ struct SlabWeights {
   }
   void start(int64_t pixels, int64_t classes) {
     any = true;
-    same.assign(pixels + kGroup, A(0));  // whole groups are written
-    if (classes == 2) other.assign(pixels + kGroup, A(0));
+    same_side.assign(pixels + kGroup, A(0));  // whole groups are written
+    if (classes == 2) other_side.assign(pixels + kGroup, A(0));
   }
 };
 
@@ -130,10 +130,10 @@ struct Box {
   }
 };
 
-// Numbers for the neighbors on a pixel's own side, and across the edge.
+// Numbers for the neighbors on a pixel's own side, and on the other side of the edge.
 template <typename A>
 struct TwoSides {
-  A *same, *across;
+  A *same_side, *other_side;
 };
 
 // As wide as the numbers that are chosen by comparisons of labels.
@@ -185,7 +185,7 @@ class EdgeWindows {
   std::vector<WideLabel<A>> label_, other_;  // other_: the class across the edge, kIgnored if there are several
   std::vector<A> numbers_;
   A *w_, *v_;                     // w is 0 where a pixel does not count, v -1 where no edge pixel is
-  TwoSides<A> sums_, given_;      // D and D', then v / D and v / D' of edge pixels; what these give
+  TwoSides<A> sums_, scales_;     // D and D', then v / D and v / D' of edge pixels; what these give
   std::vector<int64_t> offsets_;  // of neighbors
   std::vector<size_t> newest_;    // of each class, its last place in a list
   std::vector<int32_t> classes_;  // of a block

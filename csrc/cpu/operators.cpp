@@ -41,14 +41,13 @@ void check_given(const Checker& check, const Inputs& inputs, const Optional& dis
 }
 
 Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
-                  const Optional& distance, int64_t ignore_index, int64_t validate,
-                  int64_t tables, bool edges, bool regions, bool by_pairs, bool maps, bool keeps_state,
-                  std::vector<int64_t> radius, double label_smoothing, double power, double decay,
-                  std::vector<double> spacing) {
+                  const Optional& distance, int64_t ignore_index, int64_t validate, int64_t tables, bool edges,
+                  bool regions, bool by_pairs, bool maps, bool keeps_state, std::vector<int64_t> radius,
+                  double label_smoothing, double power, double decay, std::vector<double> spacing) {
   const Optional none;
   const Inputs inputs = {logits, weight, pixel_weight, none};
-  const Options options = {ignore_index, validate,        tables, edges, regions, by_pairs, maps, keeps_state,
-                           radius,       label_smoothing, power,  decay, spacing};
+  const Options options = {ignore_index, validate, tables,          edges, regions, by_pairs, maps,
+                           keeps_state,  radius,   label_smoothing, power, decay,   spacing};
   options.check();
   const Checker check(logits);
   check_target(check, "target", target, checks::kLabels);
@@ -59,14 +58,13 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
 
 Tensor edge_loss_backward(const Optional& grad, const Tensor& slopes, const Optional& edge_pixel_weight,
                           const Tensor& logits, const Optional& weight, const Optional& pixel_weight,
-                          const Optional& distance, const Tensor& label, const Tensor& memory,
-                          int64_t ignore_index, int64_t validate,
-                  int64_t tables, bool edges, bool regions, bool by_pairs, bool maps, bool keeps_state,
-                  std::vector<int64_t> radius, double label_smoothing, double power, double decay,
-                  std::vector<double> spacing) {
+                          const Optional& distance, const Tensor& label, const Tensor& memory, int64_t ignore_index,
+                          int64_t validate, int64_t tables, bool edges, bool regions, bool by_pairs, bool maps,
+                          bool keeps_state, std::vector<int64_t> radius, double label_smoothing, double power,
+                          double decay, std::vector<double> spacing) {
   const Inputs inputs = {logits, weight, pixel_weight, edge_pixel_weight};
-  const Options options = {ignore_index, validate,        tables, edges, regions, by_pairs, maps, keeps_state,
-                           radius,       label_smoothing, power,  decay, spacing};
+  const Options options = {ignore_index, validate, tables,          edges, regions, by_pairs, maps,
+                           keeps_state,  radius,   label_smoothing, power, decay,   spacing};
   options.check();
   const Checker check(logits);
   check_target(check, "label", label, {ScalarType::Short});

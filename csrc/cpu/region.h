@@ -1,5 +1,6 @@
 // The region term of a class of an image: maps of averages -> how much of what the labels say about small regions the
-// prediction leaves open, and its slopes. Symbols and formulas are those of docs/loss.md and edgeloss/_reference/region.py.
+// prediction leaves open, and its slopes. Symbols and formulas are those of docs/loss.md and
+// edgeloss/_reference/region.py.
 #pragma once
 
 #include <cstdint>

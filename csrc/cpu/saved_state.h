@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "../options.h"
-#include "region.h"
 #include "../tensors.h"
+#include "region.h"
 
 namespace edgeloss {
 

@@ -114,8 +114,8 @@ class SlabTiles {
       Pixels<A> pixels = {tile, y_, call_.pixel_weight ? call_.pixel_weight + at.start : nullptr};
       if (weights) {
         pixels.place = slab.place(g.width, z, at.row, at.column);
-        pixels.same = weights->same.data() + pixels.place;
-        if (g.classes == 2) pixels.other = weights->other.data() + pixels.place;
+        pixels.same_side = weights->same_side.data() + pixels.place;
+        if (g.classes == 2) pixels.other_side = weights->other_side.data() + pixels.place;
         pixels.others = next;
         const OtherWeight<A>* end = weights->others.data() + weights->others.size();
         while (next < end && next->place < pixels.place + n) ++next;

@@ -1,4 +1,5 @@
-// Sums of the terms -> the loss, what it gives back to the sums, and its figures: the formula of edgeloss/_reduction.py.
+// Sums of the terms -> the loss, what it gives back to the sums, and its figures: the formula of
+// edgeloss/_reduction.py.
 #pragma once
 
 #include <optional>

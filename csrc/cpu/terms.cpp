@@ -75,7 +75,7 @@ void add_by_class(const A* value, const A* weight, const int32_t* y, int64_t n, 
 template <typename A>
 void add_by_class_of_two(const A* value, const A* same, const A* other, const int32_t* y, int64_t n,
                          const EdgeSums& sums) {
-  vectorized<A>([=, of_same = sums.same, of_other = sums.other]() EDGELOSS_LOOP {
+  vectorized<A>([=, of_same = sums.same_side, of_other = sums.other_side]() EDGELOSS_LOOP {
     int any = 0;  // mostly there is no edge nearby
     for (int64_t j = 0; j < n; ++j) any |= (same[j] != A(0)) | (other[j] != A(0));
     if (!any) return;
@@ -158,11 +158,11 @@ double tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, const 
     of_pixels = ce;
   }
   if (map) std::copy_n(of_pixels, n, map);
-  if (pixels.same && pixels.other) {
-    add_by_class_of_two(nll, pixels.same, pixels.other, pixels.y, n, sums);
-  } else if (pixels.same) {
-    add_by_class(nll, pixels.same, pixels.y, n, sums.same);
-    add_others(pixels, m, r, sums.other);
+  if (pixels.same_side && pixels.other_side) {
+    add_by_class_of_two(nll, pixels.same_side, pixels.other_side, pixels.y, n, sums);
+  } else if (pixels.same_side) {
+    add_by_class(nll, pixels.same_side, pixels.y, n, sums.same_side);
+    add_others(pixels, m, r, sums.other_side);
   }
   return weighted_sum(of_pixels, pixels.weight, n);
 }
@@ -229,14 +229,15 @@ EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>&
       rest[j] = spread[j] * total;
     }
   };
-  const A *same = pixels.same, *other = pixels.other;
+  const A *same = pixels.same_side, *other = pixels.other_side;
   if (!same) return fill([](int64_t) EDGELOSS_LOOP { return A(0); });
   if (!other) {  // of more classes: those across the edge are in a list
     A scale[kTile];
-    weights_of(factors.same, y, n, scale);
+    weights_of(factors.same_side, y, n, scale);
     return fill([same, scale = +scale](int64_t j) EDGELOSS_LOOP { return scale[j] * same[j]; });
   }
-  const A same_0 = factors.same[0], same_1 = factors.same[1], other_0 = factors.other[0], other_1 = factors.other[1];
+  const A same_0 = factors.same_side[0], same_1 = factors.same_side[1], other_0 = factors.other_side[0],
+          other_1 = factors.other_side[1];
   fill([=](int64_t j) EDGELOSS_LOOP {
     const A of_same = y[j] == 0 ? same_0 : same_1, of_other = y[j] == 0 ? other_1 : other_0;
     return of_same * same[j] + of_other * other[j];
@@ -398,12 +399,12 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
             EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, slope, g, ld); });
     return;
   }
-  for_each_other(pixels, m, r, factors.other, [&](int64_t j, int64_t, A slope, bool is_likely) {
+  for_each_other(pixels, m, r, factors.other_side, [&](int64_t j, int64_t, A slope, bool is_likely) {
     if (!is_likely) of.rest[j] -= slope;
   });
   vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
                     EDGELOSS_LOOP { gradient_of_many(*px, *of, *smoothing, m, r, slopes, g, ld); });
-  for_each_other(pixels, m, r, factors.other, [&](int64_t j, int64_t k, A slope, bool is_likely) {
+  for_each_other(pixels, m, r, factors.other_side, [&](int64_t j, int64_t k, A slope, bool is_likely) {
     add_other(pixels.tile, m, r, j, k, slope, is_likely, g, ld);
   });
 }

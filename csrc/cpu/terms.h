@@ -41,8 +41,8 @@ struct Pixels {
   Tile<A> tile;
   const int32_t* y;                        // kIgnored where a pixel does not count
   const A* weight;                         // v, or null
-  const A* same = nullptr;                 // A, or null without edges
-  const A* other = nullptr;                // b of the other of two classes, or null
+  const A* same_side = nullptr;            // A, or null without edges
+  const A* other_side = nullptr;           // b of the other of two classes, or null
   const OtherWeight<A>* others = nullptr;  // b_k of more classes, in the order of places, up to others_end
   const OtherWeight<A>* others_end = nullptr;
   int32_t place = 0;  // of the first pixel, as in OtherWeight
@@ -50,7 +50,7 @@ struct Pixels {
 
 // Sums of the edge terms by class, [C].
 struct EdgeSums {
-  double *same, *other;
+  double *same_side, *other_side;
 };
 
 // Returns the sum of the cross-entropy, adds the edge terms to those of their classes, and finds m and r; the
@@ -67,7 +67,7 @@ void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::v
 template <typename A>
 struct TermFactors {
   A cross_entropy;
-  const A *same, *other;
+  const A *same_side, *other_side;
 };
 
 // The gradient to g[c · ld + j]; exactly 0 where a pixel does not count, for any logits. slopes: those of the region

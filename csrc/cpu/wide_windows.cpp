@@ -106,18 +106,18 @@ void EdgeWindows<A>::add_by_class(const Extent& block, const TwoSides<A>& from, 
                              EDGELOSS_LOOP { return sums_around(box.count, box.step, r, memory, memory + box.count); });
   };
   for_each_row(block, [&](int64_t z, int64_t y) {
-    std::fill_n(to.same + box_.at(z, y, block.first[2]), n, A(0));
-    std::fill_n(to.across + box_.at(z, y, block.first[2]), n, A(0));
+    std::fill_n(to.same_side + box_.at(z, y, block.first[2]), n, A(0));
+    std::fill_n(to.other_side + box_.at(z, y, block.first[2]), n, A(0));
   });
   for (const int32_t k : classes_) {
     A* memory = sums_of_class_.data();
-    const A *all_same = sums_of(k, from.same, memory), *all_across = all_same;
-    if (from.across != from.same) all_across = sums_of(k, from.across, memory + 7 * box.count);
+    const A *all_same = sums_of(k, from.same_side, memory), *all_across = all_same;
+    if (from.other_side != from.same_side) all_across = sums_of(k, from.other_side, memory + 7 * box.count);
     for_each_row(block, [&](int64_t z, int64_t y) {
       const int64_t at = box_.at(z, y, block.first[2]), in_block = box.at(z, y, block.first[2]);
       const auto* label = label_.data() + at;
       const A *of_same = all_same + in_block, *of_across = all_across + in_block;
-      vectorized<A>([=, same = to.same + at, across = to.across + at]() EDGELOSS_LOOP {
+      vectorized<A>([=, same = to.same_side + at, across = to.other_side + at]() EDGELOSS_LOOP {
         EDGELOSS_INDEPENDENT
         for (int64_t j = 0; j < n; ++j) {
           const A own = of_same[j], other = of_across[j], before = same[j];

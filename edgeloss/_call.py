@@ -80,13 +80,14 @@ def choose(call: Call) -> Backend:
     Raises:
         RuntimeError: if ``backend="fused"`` and there are no kernels for the sums of the call.
     """
-    *others, reference = BACKENDS
-    asked = call.options.backend
+    reference, asked = BACKENDS[-1], call.options.backend
     if asked == "reference":
         return reference
-    found = next((backend for backend in others if backend.is_for(call)), None)
-    reason = no_kernels_for(call.inputs.logits) if found is None else found.why_not(call)
-    if found is not None and reason is None:
+    for found in BACKENDS:
+        if found.is_for(call):
+            break
+    reason = no_kernels_for(call.inputs.logits) if found is reference else found.why_not(call)
+    if reason is None:
         return found
     if asked == "fused" and reason != NO_MAPS:
         raise RuntimeError(refusal(reason))

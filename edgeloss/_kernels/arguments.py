@@ -99,44 +99,36 @@ def new_outputs(arguments: Arguments) -> Outputs:
 
 def arguments_of(call: Call) -> Arguments:
     """Return the arguments of the operator for a call."""
-    inputs, options = call.inputs, _kernel_options(call)
-    logits, distance = inputs.logits, inputs.distance if call.edges else None
-    if options.by_pairs and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
+    inputs, options = call.inputs, call.options
+    logits, distance, radius, spacing = inputs.logits, inputs.distance, inputs.radius, inputs.spacing
+    unit, power, is_spread = _unit(options), 0.0 if abs(options.power) <= NO_POWER else options.power, False
+    decay = 0.0 if options.decay is None else options.decay / unit
+    if decay:
+        reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)
+        is_spread = distance is not None or 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
+    by_pairs = call.edges and (power != 0 or is_spread or call.maps)
+    if by_pairs and logits.shape[2:] != inputs.target.shape[1:]:  # pairs of pixels are of one resolution
         logits = readable_logits(logits, inputs.labels()[1])
     if distance is not None:
-        wide = (distance.to(widest(distance.device)) / _unit(call.options)).clamp(max=FAR)
-        distance = wide.to(result_dtype(logits)).contiguous()
-    return Arguments(
-        logits if is_evenly_spaced(logits) else logits.contiguous(),
-        inputs.target.contiguous(),
-        contiguous(inputs.weight),
-        contiguous(inputs.pixel_weight),
-        distance,
-        *options,
-    )
-
-
-def _kernel_options(call: Call) -> KernelOptions:
-    inputs, options = call.inputs, call.options
-    unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
-    power = 0.0 if abs(options.power) <= NO_POWER else options.power
-    decay = 0.0 if options.decay is None else options.decay / unit
-    is_spread = inputs.distance is not None
+        wide = (distance.to(widest(distance.device)) / unit).clamp(max=FAR)
+        distance = wide.to(result_dtype(logits)).contiguous() if call.edges else None
     # Elsewhere the kernels count labels out of range, and evaluate() raises the error.
-    is_checked_inside = torch.compiler.is_compiling() or library.is_of_triton(inputs.logits)
-    if decay and not is_spread:
-        reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)
-        is_spread = 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
+    is_checked_inside = torch.compiler.is_compiling() or library.is_of_triton(logits)
     missing = 3 - len(radius)
-    return KernelOptions(
+    return Arguments(
+        logits=logits if is_evenly_spaced(logits) else logits.contiguous(),
+        target=inputs.target.contiguous(),
+        weight=contiguous(inputs.weight),
+        pixel_weight=contiguous(inputs.pixel_weight),
+        distance=distance,
         ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
         validate=VALIDATE[options.validate] if is_checked_inside else 0,
         tables=inputs.tables,
         edges=call.edges,
         regions=options.region_weight > 0,
-        by_pairs=call.edges and (power != 0 or is_spread or call.maps),
+        by_pairs=by_pairs,
         maps=call.maps,
-        keeps_state=torch.compiler.is_compiling() or (torch.is_grad_enabled() and inputs.logits.requires_grad),
+        keeps_state=torch.compiler.is_compiling() or (torch.is_grad_enabled() and logits.requires_grad),
         radius=(*(0,) * missing, *radius),
         label_smoothing=options.label_smoothing,
         power=power,

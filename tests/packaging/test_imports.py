@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import edgeloss
 from edgeloss._checks.extras import install_advice
 
 # Python imports the package of a module that is run with -m before it sets sys.argv.
@@ -76,3 +77,10 @@ def test_only_what_is_used_is_imported_and_a_missing_extra_is_one_line(tmp_path:
         f"edgeloss: error: the command needs rich; {install_advice('cli')}",
         "matplotlib",
     ], ran.stderr
+
+
+def test_the_former_name_of_debug_warns() -> None:
+    sys.modules.pop("edgeloss.doctor", None)
+    with pytest.warns(DeprecationWarning, match="edgeloss.doctor is edgeloss.debug since version 0.2"):
+        assert edgeloss.doctor.diagnose is edgeloss.diagnose
+    assert "doctor" not in edgeloss.__all__

@@ -1,0 +1,1 @@
+"""What a user passes → checked values, or an error that says what to do."""

@@ -1,0 +1,1 @@
+"""The kernels of CPUs and GPUs: which calls they serve, and how."""

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
-import triton.language as tl
 from edgeloss._checks.inputs import result_dtype
 from edgeloss._kernels import library
 from edgeloss._kernels.arguments import VALIDATE, Arguments, KernelOptions, new_outputs

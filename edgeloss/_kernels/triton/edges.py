@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from edgeloss._kernels.triton.label_weights import EDGES, NEAR_EDGES, ROWS_OF_SUMS, further_weight, tile_of_rows
 from edgeloss._kernels.triton.terms import load, see_all, seen_pixel, toward
 from edgeloss._kernels.triton.tiles import EXACT, IGNORED, log1p, of_pixel, some, total

@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from edgeloss._kernels.triton.tiles import Size, cdiv, constant, launcher, power_of_2, tile, tile_of
 
 PART = 2**28  # bytes of gradients at the resolution of the labels at a time

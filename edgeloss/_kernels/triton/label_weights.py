@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from edgeloss._kernels.triton.tiles import EXACT, FAR, IGNORED, of_class, of_pixel, place_of, total
 from edgeloss._reduction import SumRow
 

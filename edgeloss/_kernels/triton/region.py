@@ -18,10 +18,10 @@ from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from edgeloss._kernels.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, power_of_2, tile, tile_of
 from edgeloss._reference.region import LEAST_CONTRAST, LEAST_KNOWN, NOISE, POOL, SIDE
 

@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from edgeloss._kernels.triton.edges import OTHER_SIDE, SAME_SIDE, WEIGHT
 from edgeloss._kernels.triton.label_weights import ROWS_OF_SUMS
 from edgeloss._kernels.triton.label_weights import WEIGHT as WEIGHT_OF_LABELS

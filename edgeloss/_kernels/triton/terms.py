@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from edgeloss._kernels.triton.label_weights import further_class, further_weight
 from edgeloss._kernels.triton.tiles import (
     EXACT,

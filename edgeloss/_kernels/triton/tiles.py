@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra import libdevice
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it, where kernels are decorated

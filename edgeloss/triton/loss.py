@@ -345,7 +345,9 @@ def mean_slope(x, maps, grid, pixel, image, average):
 
 
 @triton.jit(do_not_specialize=["first_image"])
-def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_image, grid, TILE: tl.constexpr):
+def backward_kernel(
+    x, g, maps, grad, slopes, places, first_image, WIDE: tl.constexpr, grid, TILE: tl.constexpr
+):  # fmt: skip
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
@@ -360,7 +362,8 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
         spread *= grid.smoothing / x.classes
         of_all = x.classes
         if grid.weight is not None:
-            of_all = tl.load(total_of_labels + image % grid.tables)
+            k = tl.arange(0, WIDE)
+            of_all = tl.sum(of_class(grid.weight, image, k, k < grid.classes, grid))
         rest += spread * of_all
     b, t_likely = rest * 0, rest * 0
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0

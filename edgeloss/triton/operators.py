@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,23 +20,38 @@ class Maps(NamedTuple):
     """What kernels leave to others, [B, *S] but for the slopes and those after them; None where nothing reads them."""
 
     label: Any  # int16, the class of a pixel, -1 where it does not count
-    m: Any  # the largest logit
-    r: Any  # Σ e^(x - m) over the other classes
-    top: Any  # int16, the likeliest class
-    toward: Any  # A of the edge terms
-    first: Any  # int16, of more than two classes, one of those with B > 0, -1 where there is none
-    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
-    across: Any  # v / D' of edge pixels, 0 of others where their tile has some
-    least_across: Any  # with decay, the distance that ``across`` counts from
-    field: Any  # with decay, distances
-    region_slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
-    map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
-    class_map: Any  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
-    same: Any = None  # v / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
+    m: Any = None  # the largest logit
+    r: Any = None  # Σ e^(x - m) over the other classes
+    top: Any = None  # int16, the likeliest class
+    toward: Any = None  # A of the edge terms
+    first: Any = None  # int16, of more than two classes, one of those with B > 0, -1 where there is none
+    against: Any = None  # B of the other class of two, or of the first one, and then negative where there are more
+    across: Any = None  # v / D' of edge pixels, 0 of others where their tile has some
+    least_across: Any = None  # with decay, the distance that ``across`` counts from
+    field: Any = None  # with decay, distances
+    region_slopes: Any = None  # the derivative of R by the shares under each average, [B, M, *A]
+    map_class: Any = None  # the class of each map of averages, -1 after the last one, [B, M] int16
+    class_map: Any = None  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
+    same: Any = None  # v / D of edge pixels, 0 elsewhere
     least_same: Any = None  # with decay, the distance that ``same`` counts from
 
 
-STATE = Maps._fields[: Maps._fields.index("same")]  # what forward leaves to backward
+class Part(NamedTuple):
+    """A map of a call."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    is_kept: bool  # in the memory that forward leaves to backward
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes it has, up to the next part."""
+        return rounded(math.prod(self.size) * self.dtype.itemsize)
+
+
+def rounded(count: int) -> int:
+    """Return a number of bytes after which another tensor may start."""
+    return -(-count // 128) * 128
 
 
 def maps_of_image(classes: int) -> int:
@@ -43,59 +59,63 @@ def maps_of_image(classes: int) -> int:
     return classes if classes > 2 else 1
 
 
-def new_maps(inputs: EdgeLossInputs, numbers: Numbers) -> Maps:
-    """Return the maps of a call."""
-    shape, classes, real = inputs.target.shape, max(2, inputs.logits.shape[1]), result_dtype(inputs.logits)
-
-    def new(exists: bool, dtype: torch.dtype = real, size: Sequence[int] = shape) -> Any:  # noqa: ANN401
-        return inputs.logits.new_empty(size, dtype=dtype) if exists else None
-
+def parts_of(inputs: EdgeLossInputs, numbers: Numbers) -> dict[str, Part]:
+    """Return the maps of a call but for the labels, by the names of :class:`Maps`; the target may be the labels."""
+    shape, classes, real = tuple(inputs.target.shape), max(2, inputs.logits.shape[1]), result_dtype(inputs.logits)
     edges, keeps, regions = bool(numbers.edges), bool(numbers.keeps_state), bool(numbers.regions) and has_regions(shape)
-    decays, several, of_maps = edges and numbers.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
-    return Maps(
-        label=new(True, torch.int16),
-        m=new(keeps or regions or edges),
-        r=new(keeps or regions or edges),
-        top=new(keeps or regions or edges, torch.int16),
-        toward=new(edges),
-        first=new(several, torch.int16),
-        against=new(edges),
-        across=new(edges),
-        least_across=new(decays),
-        field=new(decays) if inputs.distance is None else inputs.distance,
-        region_slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
-        map_class=new(regions, torch.int16, of_maps),
-        class_map=new(regions, torch.int32, (shape[0], classes)),
-        same=new(edges),
-        least_same=new(decays),
-    )
+    sees, decays, several = keeps or regions or edges, edges and numbers.decay > 0, classes > 2
+    of_maps = shape[0], maps_of_image(classes)
+    parts = {  # whether there is one, and which
+        "m": (sees, Part(shape, real, keeps)),
+        "r": (sees, Part(shape, real, keeps)),
+        "top": (sees, Part(shape, torch.int16, keeps)),
+        "toward": (edges, Part(shape, real, keeps)),
+        "first": (edges and several, Part(shape, torch.int16, keeps)),
+        "against": (edges, Part(shape, real, keeps)),
+        "across": (edges, Part(shape, real, keeps and several)),
+        "least_across": (decays, Part(shape, real, keeps and several)),
+        "field": (decays and inputs.distance is None, Part(shape, real, keeps and several)),
+        "region_slopes": (keeps and regions, Part((*of_maps, *averages_of(shape)), real, keeps)),
+        "map_class": (regions, Part(of_maps, torch.int16, keeps)),
+        "class_map": (regions, Part((shape[0], classes), torch.int32, keeps)),
+        "same": (edges, Part(shape, real, is_kept=False)),
+        "least_same": (decays, Part(shape, real, is_kept=False)),
+    }
+    return {name: part for name, (exists, part) in parts.items() if exists}
 
 
-def state_of(maps: Maps, inputs: EdgeLossInputs, numbers: Numbers) -> list[Tensor]:
-    """Return what backward reads of the maps of a call, empty tensors for those that it does not read."""
-    if inputs.logits.shape[1] <= 2:  # ``against`` is of the only other class
-        maps = maps._replace(across=None, least_across=None, field=None)
-    if inputs.distance is not None:
-        maps = maps._replace(field=None)
-    read = maps[: len(STATE)] if numbers.keeps_state else maps[:1] + (None,) * (len(STATE) - 1)
-    return [inputs.logits.new_empty(0) if values is None else values for values in read]
+def new_state(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, Tensor]:
+    """Return new labels, and memory for the maps that backward reads."""
+    size = sum(part.bytes for part in parts_of(inputs, numbers).values() if part.is_kept)
+    new = inputs.logits.new_empty
+    return new(inputs.target.shape, dtype=torch.int16), new(size, dtype=torch.uint8)
 
 
-def maps_of(state: Sequence[Tensor], distance: Tensor | None) -> Maps:
-    """Return the maps of a state of labels that are not empty."""
-    maps = Maps(*(values if values.numel() else None for values in state))
-    return maps if distance is None else maps._replace(field=distance)
+def maps_in(memory: Tensor, parts: Mapping[str, Part]) -> dict[str, Tensor]:
+    """Return the maps that are in a memory."""
+    maps, start = {}, 0
+    for name, part in parts.items():
+        if part.is_kept:
+            end = start + math.prod(part.size) * part.dtype.itemsize
+            maps[name] = memory[start:end].view(part.dtype).view(part.size)
+            start += part.bytes
+    return maps
 
 
 def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return tensors as large as those of ``edge_loss``."""
     inputs = EdgeLossInputs(*args)
     numbers = Numbers.of(inputs.integers, inputs.reals)
-    return *new_outputs(inputs, numbers), *state_of(new_maps(inputs, numbers), inputs, numbers)
+    return *new_outputs(inputs, numbers), *new_state(inputs, numbers)
+
+
+@cache
+def _function(module: str, name: str) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", getattr(importlib.import_module(f"edgeloss.triton.{module}"), name))
 
 
 def _kernels(module: str, name: str, *args: Any) -> Any:  # noqa: ANN401
-    return getattr(importlib.import_module(f"edgeloss.triton.{module}"), name)(*args)
+    return _function(module, name)(*args)
 
 
 NAMESPACE = "edgeloss_triton"
@@ -108,7 +128,7 @@ REDUCE_SCHEMA = (
 )
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
-_STATE = ", ".join(f"Tensor {name}" for name in STATE)
+_STATE = "Tensor label, Tensor memory"
 _LIBRARY.define(
     f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, int[] integers, float[] reals) -> (Tensor sums, Tensor"
     f" edge_sums, Tensor region, Tensor region_weight, Tensor maps, {_STATE})"

@@ -128,7 +128,9 @@ def kernels_of(form: Form, target: str) -> dict[str, Any]:
 
     from edgeloss import library
     from edgeloss.functional import edge_aware_loss
+    from edgeloss.triton import plans
 
+    plans.recorded.cache_clear()  # a call like one for another target
     triton.runtime.driver.set_active(_Driver(target))
     kernels = {}
     run = JITFunction.run

@@ -20,7 +20,7 @@ from edgeloss.triton.operators import rounded
 from edgeloss.triton.tiles import INTERPRETED, cdiv
 
 ALIGNED = 16  # bytes, which Triton asks whether tensors are aligned to
-Tensors: TypeAlias = Sequence[Tensor | None]
+Tensors: TypeAlias = Sequence[Any]  # tensors, or None
 Take: TypeAlias = Callable[[list[Any]], Any]  # what takes some of the values of a call
 
 
@@ -55,7 +55,7 @@ class Plan:
     def empty(self, values: Tensor) -> Tensor:
         """Return a new tensor, which is a part of the workspace of other calls."""
         self._homes[id(values)] = values, self._first_result - 1, self._bytes
-        self._bytes += rounded(values.nbytes)
+        self._bytes += rounded(values.numel() * values.element_size())
         return values
 
     def view(self, values: Tensor, view: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Plan:
 
     def repeat(self, given: Tensors) -> list[Tensor]:
         """Launch the kernels for tensors like those of the recorded call, and return its results."""
-        device = given[0].device  # type: ignore[union-attr]
+        device = given[0].device
         results = [torch.empty_strided(size, stride, dtype=t, device=device) for size, stride, t in self._results]
         for number in self._zeroed:
             results[number].zero_()

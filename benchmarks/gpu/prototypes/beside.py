@@ -1,0 +1,133 @@
+"""A call of the loss → its launches → the prototypes next to them, with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from edgeloss.triton import plans
+from edgeloss.triton.tiles import INTERPRETED, cdiv, constant, tile_of
+from prototypes import few
+
+MOST = 32  # classes whose logits fit in the registers of a thread
+
+
+class Launch(NamedTuple):
+    """A kernel of a call, which can be launched again: what it reads is still there."""
+
+    kernel: Any
+    images: int
+    count: int
+    block: int
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Return the kernel's name."""
+        return str(self.kernel.fn.__name__).removesuffix("_kernel")
+
+    def run(self) -> None:
+        """Launch it."""
+        options = {"warps": 4, "fuses": True, **self.options}
+        named = {"num_warps": options["warps"], "enable_fp_fusion": options["fuses"]}
+        self.kernel[self.images * cdiv(self.count, self.block), 1, 1](*self.args, TILE=self.block, **named)
+
+    def _replace_args(self, places: dict[int, Any]) -> Launch:
+        return self._replace(args=tuple(places.get(i, value) for i, value in enumerate(self.args)))
+
+
+class Prototype(NamedTuple):
+    """A kernel next to those that it would replace."""
+
+    replaces: tuple[str, ...]
+    launch: Launch
+    pairs: Callable[[], list[tuple[Tensor, Tensor]]]  # its results and those of the others, after both have run
+
+    def error(self) -> float:
+        """Return by how much results differ at most, in proportion to the largest one of a tensor."""
+        errors = [0.0]
+        for found, expected in self.pairs():
+            found, expected = found.double(), expected.double()
+            errors.append(float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)))
+        return max(errors)
+
+
+def launches_of(step: Callable[[], object]) -> dict[str, Launch]:
+    """Return the launches of a step by the names of the kernels; of one that is launched again, the last one."""
+    plans.recorded.cache_clear()  # a repeated call has addresses, and no tensors
+    found: dict[str, Launch] = {}
+    launch = plans.Plan.launch
+
+    def keep(plan: Any, kernel: Any, images: int, count: int, block: int, *args: Any, **options: Any) -> None:  # noqa: ANN401
+        launch(plan, kernel, images, count, block, *args, **options)
+        this = Launch(kernel, images, count, block, args, options)
+        found[this.name if this.name != "add_parts" or this.name not in found else "add_parts 2"] = this
+
+    plans.Plan.launch = keep  # type: ignore[method-assign]
+    try:
+        step()
+    finally:
+        plans.Plan.launch = launch  # type: ignore[method-assign]
+        plans.recorded.cache_clear()
+    return found
+
+
+def new(values: Tensor | None) -> Tensor | None:
+    """Return a tensor like another one, of what no kernel writes."""
+    if values is None:
+        return None
+    return torch.full_like(values, float("nan") if values.is_floating_point() else 77)
+
+
+def forward(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the cross-entropy and the averages."""
+    x, maps, of_terms, _, grid = launches["forward"].args
+    classes, z, r, present, cells = grid.classes.value, None, None, None, grid.cells
+    if "averages" in launches:
+        (_, z, r), present = launches["averages"].args[1:4], launches["collect"].args[12]
+    steps = 27 if grid.size.depth > 1 or cells.depth > 1 else 9
+    count, statistics = cells.depth * cells.height * cells.width, ("m", "r", "top")
+    block = tile_of(count, 32)
+    others = maps._replace(**{name: new(getattr(maps, name)) for name in statistics})
+    z_map, r_map = (None if values is None else torch.zeros_like(values) for values in (z, r))
+    images = len(maps.label)
+    sums = of_terms.new_empty(images * cdiv(count, block))
+    numbers = tuple(map(constant, range(classes))), tuple(map(constant, range(cdiv(classes, 4))))
+    args = x, others, z_map, r_map, present, sums, count, constant(steps), *numbers, grid
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        found = [(sums.sum(), of_terms.sum())]
+        counts = maps.label >= 0
+        if maps.m is not None:
+            found += [(torch.where(counts, getattr(others, n), 0), torch.where(counts, getattr(maps, n), 0)) for n in statistics]
+        if z is not None:
+            has_map = (maps.map_class >= 0).view(*maps.map_class.shape, *(1,) * (z.dim() - 2))
+            found += [(torch.where(has_map, a, 0), torch.where(has_map, b, 0)) for a, b in ((z_map, z), (r_map, r))]
+        return found
+
+    launch = Launch(few.forward_few_kernel, images, count, block, args, {"warps": 1})
+    return Prototype(("forward", "averages")[: 1 + ("averages" in launches)], launch, pairs)
+
+
+def backward(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the gradient."""
+    launch = launches["backward"]
+    x, g, *others, grid = launch.args
+    gradient = new(g.data)
+    classes = tuple(map(constant, range(grid.classes.value)))
+    args = x, g._replace(data=gradient), *others, classes, grid
+    block = launch.block if INTERPRETED else 32
+    launch = launch._replace(kernel=few.backward_few_kernel, args=args, block=block, options={"warps": 1})
+    return Prototype(("backward",), launch, lambda: [(gradient, g.data)])
+
+
+def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
+    """Yield the prototypes that can replace kernels of a call."""
+    x, *_, grid = launches["forward"].args
+    if x.axes.value == 0 and grid.classes.value <= MOST:
+        yield forward(launches)
+        yield backward(launches)

@@ -124,7 +124,9 @@ def main() -> int:
         stub = build_stub(Path(folder))
         for name, checkout in [*checkouts.items()] * given.rounds:
             environment = {**os.environ, "PYTHONPATH": checkout, "EDGELOSS_STUB": str(stub), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run([sys.executable, __file__], env=environment, check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, __file__], env=environment, check=True, capture_output=True, text=True
+            )
             found[name].append(json.loads(done.stdout))
     import torch
     import triton

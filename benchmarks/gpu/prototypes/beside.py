@@ -30,14 +30,10 @@ class Launch(NamedTuple):
         """Return the kernel's name."""
         return str(self.kernel.fn.__name__).removesuffix("_kernel")
 
-    def run(self) -> None:
-        """Launch it."""
-        options = {"warps": 4, "fuses": True, **self.options}
-        named = {"num_warps": options["warps"], "enable_fp_fusion": options["fuses"]}
-        self.kernel[self.images * cdiv(self.count, self.block), 1, 1](*self.args, TILE=self.block, **named)
-
-    def _replace_args(self, places: dict[int, Any]) -> Launch:
-        return self._replace(args=tuple(places.get(i, value) for i, value in enumerate(self.args)))
+    def run(self) -> Any:  # noqa: ANN401
+        """Launch it, and return what was compiled."""
+        named = {"num_warps": self.options.get("warps", 4), "enable_fp_fusion": self.options.get("fuses", True)}
+        return self.kernel[self.images * cdiv(self.count, self.block), 1, 1](*self.args, TILE=self.block, **named)
 
 
 class Prototype(NamedTuple):
@@ -103,7 +99,10 @@ def forward(launches: dict[str, Launch]) -> Prototype:
         found = [(sums.sum(), of_terms.sum())]
         counts = maps.label >= 0
         if maps.m is not None:
-            found += [(torch.where(counts, getattr(others, n), 0), torch.where(counts, getattr(maps, n), 0)) for n in statistics]
+            found += [
+                (torch.where(counts, getattr(others, n), 0), torch.where(counts, getattr(maps, n), 0))
+                for n in statistics
+            ]
         if z is not None:
             has_map = (maps.map_class >= 0).view(*maps.map_class.shape, *(1,) * (z.dim() - 2))
             found += [(torch.where(has_map, a, 0), torch.where(has_map, b, 0)) for a, b in ((z_map, z), (r_map, r))]

@@ -196,7 +196,7 @@ def beside_each_other(case: losses.Case, place: Place) -> tuple[dict[str, Any], 
     launches = beside.launches_of(step_of(case, place)[0])
     prototypes = [*beside.prototypes_of(launches)]
     for prototype in prototypes:
-        prototype.launch.run()
+        prototype.run()
     return launches, prototypes
 
 
@@ -205,8 +205,8 @@ def kernels(place: Place) -> Tasks:
 
     def run(case: losses.Case) -> Row:
         launches, prototypes = beside_each_other(case, place)
-        errors = {prototype.launch.name: prototype.error() for prototype in prototypes}
-        launches |= {prototype.launch.name: prototype.launch for prototype in prototypes}
+        errors = {prototype.launches[0].name: prototype.error() for prototype in prototypes}
+        launches |= {launch.name: launch for prototype in prototypes for launch in prototype.launches}
         x, maps, *_, grid = launches["forward"].args
         moved = model.bytes_of(x, losses.make_inputs(case, None)[1].element_size(), maps, grid)
         times = place.kernels(lambda: [launch.run() for launch in launches.values()])
@@ -299,7 +299,7 @@ def counters(place: Place) -> Tasks:
         config = torch._C._profiler._ExperimentalConfig(profiler_metrics=METRICS, profiler_measure_per_kernel=True)
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
-            for launch in [*launches.values(), *(prototype.launch for prototype in prototypes)]:
+            for launch in [*launches.values(), *(launch for prototype in prototypes for launch in prototype.launches)]:
                 launch.run()
             torch.cuda.synchronize()
         with TemporaryDirectory() as folder:

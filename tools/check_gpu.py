@@ -163,7 +163,7 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
             launches = beside.launches_of(lambda: step().backward())
             kernels.clear()
             for prototype in beside.prototypes_of(launches):
-                prototype.launch.run()
+                prototype.run()
         else:
             step().backward()
     finally:

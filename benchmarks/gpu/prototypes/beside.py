@@ -11,6 +11,7 @@ from torch import Tensor
 from edgeloss.triton import plans
 from edgeloss.triton.tiles import INTERPRETED, cdiv, constant, tile_of
 from prototypes import few
+from prototypes import sums as sums_
 
 MOST = 32  # classes whose logits fit in the registers of a thread
 
@@ -37,11 +38,16 @@ class Launch(NamedTuple):
 
 
 class Prototype(NamedTuple):
-    """A kernel next to those that it would replace."""
+    """Kernels next to those that they would replace."""
 
     replaces: tuple[str, ...]
-    launch: Launch
-    pairs: Callable[[], list[tuple[Tensor, Tensor]]]  # its results and those of the others, after both have run
+    launches: list[Launch]
+    pairs: Callable[[], list[tuple[Tensor, Tensor]]]  # their results and those of the others, after both have run
+
+    def run(self) -> None:
+        """Launch all of them."""
+        for launch in self.launches:
+            launch.run()
 
     def error(self) -> float:
         """Return by how much results differ at most, in proportion to the largest one of a tensor."""
@@ -109,7 +115,7 @@ def forward(launches: dict[str, Launch]) -> Prototype:
         return found
 
     launch = Launch(few.forward_few_kernel, images, count, block, args, {"warps": 1})
-    return Prototype(("forward", "averages")[: 1 + ("averages" in launches)], launch, pairs)
+    return Prototype(("forward", "averages")[: 1 + ("averages" in launches)], [launch], pairs)
 
 
 def backward(launches: dict[str, Launch]) -> Prototype:
@@ -121,7 +127,45 @@ def backward(launches: dict[str, Launch]) -> Prototype:
     args = x, g._replace(data=gradient), *others, classes, grid
     block = launch.block if INTERPRETED else 32
     launch = launch._replace(kernel=few.backward_few_kernel, args=args, block=block, options={"warps": 1})
-    return Prototype(("backward",), launch, lambda: [(gradient, g.data)])
+    return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
+
+
+def products(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the products: what counts of them is their sums over the parts of a map."""
+    z, r, map_class, expected, parts = launches["products"].args
+    add_parts, found, sums = launches["add_parts"], new(expected), new(launches["add_parts"].args[3])
+    args = z, r, map_class, found, parts, cdiv(parts.size.width, launches["products"].block)
+    add_parts = add_parts._replace(args=(found, *add_parts.args[1:3], sums, *add_parts.args[4:]))
+    programs = map_class.numel() * parts.number
+    kernels = (
+        Launch(sums_.products_few_kernel, programs, 1, 32, args, {"warps": 1}),
+        Launch(sums_.product_ends_kernel, programs, 1, 8, args, {"warps": 1}),
+    )
+    member, n = torch.arange(9, device=z.device)[:, None], torch.arange(sums.shape[2], device=z.device) // 4
+    row, column = member // 3 + (n + 2) // 5, member % 3 + (n + 2) % 5 - 2
+    is_read = (row < 3) & (column >= 0) & (column < 3) | (n == 13)  # of a member with another one, or of it alone
+    is_read = is_read & (map_class >= 0).view(-1, 1, 1)
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        add_parts.run()
+        return [(torch.where(is_read, sums, 0), torch.where(is_read, launches["add_parts"].args[3], 0))]
+
+    return Prototype(("products",), [*kernels], pairs)
+
+
+def slopes(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the slopes."""
+    z, r, values, terms, stencil, expected, parts, maps = launches["slopes"].args
+    found, (_, height, width) = new(expected), parts.size
+    given, count = (z, r, values, terms, stencil, found, parts, maps), 4 * width + 4 * max(height - 4, 0)
+    number, strips = values.shape[0], cdiv(max(height - 4, 0), parts.strip.value)
+    kernels = [Launch(sums_.slope_ends_kernel, number, count, tile_of(count, 32), (*given, count), {"warps": 1})]
+    if strips:
+        kernels.append(Launch(sums_.slopes_few_kernel, number * strips, 1, 32, (*given, strips), {"warps": 1}))
+    has_term = values[:, 1].view(*expected.shape[:2], *(1,) * (expected.dim() - 2)) > 0
+    return Prototype(
+        ("slopes",), kernels, lambda: [(torch.where(has_term, found, 0), torch.where(has_term, expected, 0))]
+    )
 
 
 def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
@@ -130,3 +174,7 @@ def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
     if x.axes.value == 0 and grid.classes.value <= MOST:
         yield forward(launches)
         yield backward(launches)
+    if "products" in launches and grid.averages.depth == 1 and grid.cells.depth == 1:
+        yield products(launches)
+        if "slopes" in launches:
+            yield slopes(launches)

@@ -12,7 +12,9 @@ from edgeloss.triton import plans
 from edgeloss.triton.tiles import INTERPRETED, cdiv, constant, tile_of
 from prototypes import few
 from prototypes import sums as sums_
+from prototypes import windows
 
+MOST_RADIUS = 3  # along rows, whose labels are in registers
 MOST = 32  # classes whose logits fit in the registers of a thread
 
 
@@ -50,12 +52,12 @@ class Prototype(NamedTuple):
             launch.run()
 
     def error(self) -> float:
-        """Return by how much results differ at most, in proportion to the largest one of a tensor."""
-        errors = [0.0]
+        """Return by how much results differ at most, in proportion to the largest one of a tensor; inf of nan."""
+        errors = []
         for found, expected in self.pairs():
             found, expected = found.double(), expected.double()
-            errors.append(float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)))
-        return max(errors)
+            errors.append((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
 
 
 def launches_of(step: Callable[[], object]) -> dict[str, Launch]:
@@ -134,7 +136,7 @@ def products(launches: dict[str, Launch]) -> Prototype:
     """Return the prototype of the products: what counts of them is their sums over the parts of a map."""
     z, r, map_class, expected, parts = launches["products"].args
     add_parts, found, sums = launches["add_parts"], new(expected), new(launches["add_parts"].args[3])
-    args = z, r, map_class, found, parts, cdiv(parts.size.width, launches["products"].block)
+    args = z, r, map_class, found, parts, constant(cdiv(parts.size.width, launches["products"].block))
     add_parts = add_parts._replace(args=(found, *add_parts.args[1:3], sums, *add_parts.args[4:]))
     programs = map_class.numel() * parts.number
     kernels = (
@@ -168,12 +170,48 @@ def slopes(launches: dict[str, Launch]) -> Prototype:
     )
 
 
+def labels(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of what comes from the labels."""
+    target, label, present, expected, ignore, grid, _ = launches["read_labels"].args
+    maps, names = launches["find_sides"].args[0], ("same", "across", "toward", "against", "first")
+    others = {name: new(getattr(maps, name)) for name in names}
+    found, there = maps._replace(label=new(label), **others), None if present is None else torch.zeros_like(present)
+    tile = 16 if INTERPRETED else 4
+    size, columns = grid.size, 4 * tile  # of the tiles, of 8 rows
+    programs = len(label) * size.depth * cdiv(size.height, 8) * cdiv(size.width, columns)
+    sums = new(expected.new_empty(programs, expected.shape[1]))
+    flags, (depth, height, width) = label.new_empty(programs, dtype=torch.int8), map(int_of, grid.radius)
+    window, reach = (tuple(map(constant, range(-n * width, 4 + n * width))) for n in (1, 2))
+    rows = constant((2 * depth + 1) * (2 * height + 1))
+    given = found, there, sums, flags, ignore, window, reach, rows, grid, constant(8)
+    sides = Launch(windows.sides_few_kernel, programs, 1, tile, (target, *given), {"warps": 1})
+    weights = Launch(
+        windows.weights_few_kernel, programs, 1, tile, (found, flags, window, rows, grid, constant(8)), {"warps": 1}
+    )
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        pairs = [(found.label, label), (sums[:, :4].sum(0), expected[:, :4].sum(0))]
+        pairs += [(getattr(found, n), getattr(maps, n)) for n in (*names[2:4], *names[4:] * (maps.first is not None))]
+        is_edge = (maps.across != 0) & (expected[:, 4:].sum() > 0) & (found.across == found.across)
+        pairs.append((torch.where(is_edge, found.across, 0), torch.where(is_edge, maps.across, 0)))
+        return pairs if there is None else [*pairs, (there, present)]
+
+    return Prototype(("read_labels", "find_sides", "weigh_pixels"), [sides, weights], pairs)
+
+
+def int_of(value: Any) -> int:  # noqa: ANN401
+    """Return a number, or that of a constant."""
+    return int(getattr(value, "value", value))
+
+
 def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
     """Yield the prototypes that can replace kernels of a call."""
     x, *_, grid = launches["forward"].args
     if x.axes.value == 0 and grid.classes.value <= MOST:
         yield forward(launches)
         yield backward(launches)
+    if "find_sides" in launches and int_of(grid.radius.width) <= MOST_RADIUS and not grid.decay.value:
+        yield labels(launches)
     if "products" in launches and grid.averages.depth == 1 and grid.cells.depth == 1:
         yield products(launches)
         if "slopes" in launches:

@@ -143,11 +143,9 @@ def products_few_kernel(z, r, map_class, sums, parts, blocks, TILE: tl.constexpr
     to = sums + ((of_map * parts.number + n) * (ENDS + blocks) + ENDS) * PRODUCTS
     tl.store(to + lane, both[0])
     tl.store(to + lane + 32, both[1], mask=lane + 32 < PRODUCTS)
-    block = first * 0 + 1
-    while block < blocks:
+    for block in tl.static_range(1, blocks):
         tl.store(to + block * PRODUCTS + lane, zero)
         tl.store(to + block * PRODUCTS + lane + 32, zero, mask=lane + 32 < PRODUCTS)
-        block += 1
 
 
 @triton.jit

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measure what Python takes to enqueue a step on a GPU, without a GPU.
 
-Triton compiles the kernels for sm_90 and launches them as on a device, by a driver that launches nothing (stub.c). What
-torch would compute on the device costs what the allocation of its result does. Times are those of the processor in the
-thread, of the forward and backward pass of a small image, the median over many; checkouts take turns, each time in a
-process of its own.
+Triton compiles the kernels for sm_90 and launches them as on a device, by a driver that launches nothing (stub.c). The
+batched products of earlier versions cost what the allocation of their result does. Times are those of the processor in
+the thread, of the forward and backward pass of a small image, the median over many; checkouts take turns, each time in
+a process of its own. An earlier checkout needs no compiled library: with ``edgeloss/_C.py`` that raises ImportError, it
+has none.
 
   python benchmarks/gpu/host_time.py
   python benchmarks/gpu/host_time.py --before 0.3.0=../edgeloss-0.3.0 --output benchmarks/results/host.jsonl
@@ -16,6 +17,7 @@ import argparse
 import ctypes
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -118,7 +120,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="processes for each checkout (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="add the figures to a table of results")
     given = parser.parse_args()
-    checkouts = dict(word.split("=", 1) for word in given.before) | {"now": str(ROOT)}
+    (version,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    checkouts = dict(word.split("=", 1) for word in given.before) | {version: str(ROOT)}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
     with tempfile.TemporaryDirectory() as folder:
         stub = build_stub(Path(folder))

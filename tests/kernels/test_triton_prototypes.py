@@ -22,17 +22,21 @@ from prototypes import beside  # noqa: E402
 from edgeloss import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 
-ALL = {"forward", "averages", "backward", "products", "slopes"}
+LABELS, LOGITS = {"read_labels", "find_sides", "weigh_pixels"}, {"forward", "backward"}
+REGIONS = {"averages", "products", "slopes"}
 # The shape of the logits, options, and what prototypes replace.
 CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
-    ((2, 3, 20, 22), {"scale": 20.0, "decay": 2.0}, ALL),
-    ((1, 1, 9, 33), {"pixel_weight": True}, ALL),
-    ((1, 2, 14, 40), {"label_smoothing": 0.1, "weight": True}, ALL),
-    ((1, 5, 11, 12), {"channels_last": True, "label_smoothing": 0.2, "radius": 2}, ALL),
-    ((1, 3, 9, 210), {"dtype": torch.bfloat16}, ALL),
-    ((1, 19, 7, 9), {"region_weight": 0.0, "reduction": "sum"}, {"forward", "backward"}),
-    ((1, 3, 8, 9, 10), {}, {"forward", "averages", "backward"}),
-    ((1, 40, 10, 12), {}, {"products", "slopes"}),
+    ((2, 3, 10, 13), {"scale": 20.0, "decay": 2.0}, LOGITS | REGIONS),
+    ((1, 1, 9, 33), {"pixel_weight": True}, LABELS | LOGITS | REGIONS),
+    (
+        (1, 5, 11, 12),
+        {"channels_last": True, "label_smoothing": 0.1, "weight": True, "radius": 2},
+        LABELS | LOGITS | REGIONS,
+    ),
+    ((1, 3, 9, 210), {"dtype": torch.bfloat16}, LABELS | LOGITS | REGIONS),
+    ((1, 2, 8, 9, 10), {"label_smoothing": 0.2}, LABELS | LOGITS | {"averages"}),
+    ((1, 40, 10, 12), {"region_weight": 1.0, "reduction": "sum"}, LABELS | {"products", "slopes"}),
+    ((1, 3, 7, 9), {"region_weight": 0.0, "radius": 4}, LOGITS),
 ]
 
 

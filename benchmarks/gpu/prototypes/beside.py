@@ -10,9 +10,8 @@ from torch import Tensor
 
 from edgeloss.triton import plans
 from edgeloss.triton.tiles import INTERPRETED, cdiv, constant, tile_of
-from prototypes import few
+from prototypes import few, windows
 from prototypes import sums as sums_
-from prototypes import windows
 
 MOST_RADIUS = 3  # along rows, whose labels are in registers
 MOST = 32  # classes whose logits fit in the registers of a thread

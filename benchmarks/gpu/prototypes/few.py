@@ -215,34 +215,45 @@ def backward_few_kernel(
         for c in tl.static_range(len(classes)):
             mean += e[c] * d[c]
         rest -= to_region * mean * whole
-    is_rare = False
-    if maps.first is not None:
-        is_rare = some((b < 0) | (t_likely != 0))
-    if is_rare:
+    of_others = rest, own, spread, to_region, average, base
+    if maps.first is None:
+        write_common(
+            x, g, maps, in_part, image, inside, grid, pixel, classes, e, d, whole, first, of_first, b, of_others
+        )
+    elif some((b < 0) | (t_likely != 0)):  # rare
         of_label = -own * share(load(x, at, y, ok), pixel)[1]
         state = Slopes(pixel, whole, own, of_label, rest, spread, first, of_first, average, base, to_region)
-        further = likely, rest_m, rest_r, t_likely, to
-        write_gradient(x, g, maps, in_part, image, inside, grid, state, further)
+        write_gradient(x, g, maps, in_part, image, inside, grid, state, (likely, rest_m, rest_r, t_likely, to))
     else:
-        every, of_slope = tl.where(ok, (rest + own) * whole, 0.0), to_region * whole
-        here = g.data + in_part * g.image + p.to(tl.int64) * g.pixel
-        for c in tl.static_range(len(classes)):
-            if classes[c] >= x.one:
-                others = every
-                if maps.region_slopes is not None:
-                    others += of_slope * d[c]
-                gradient = e[c] * others
-                if grid.smoothing > 0:
-                    gradient -= spread * of_class(grid.weight, image, c, True, grid)
-                tl.store(here, tl.where(ok, gradient, 0.0).to(g.data.dtype.element_ty), mask=inside)
-                here += g.channel
-        tl.debug_barrier()  # another thread may have written the elements that one writes again
-        of_others = rest, own, spread, to_region, average, base
-        write_again(x, g, maps, in_part, image, grid, pixel, y, zeros, of_others, True)
-        if maps.first is not None:
-            if some(b > 0):
-                k = tl.where(b > 0, first, IGNORED)
-                write_again(x, g, maps, in_part, image, grid, pixel, k, of_first, of_others, False)
+        write_common(
+            x, g, maps, in_part, image, inside, grid, pixel, classes, e, d, whole, first, of_first, b, of_others
+        )
+
+
+@triton.jit
+def write_common(
+    x, g, maps, in_part, image, inside, grid, pixel, classes, e, d, whole, first, of_first, b, of_others
+):  # fmt: skip
+    """Write the gradient of pixels that have one class across an edge at most, which is not likely."""
+    rest, own, spread, to_region, average, base = of_others
+    every, of_slope = tl.where(pixel.ok, (rest + own) * whole, 0.0), to_region * whole
+    here = g.data + in_part * g.image + pixel.p.to(tl.int64) * g.pixel
+    for c in tl.static_range(len(classes)):
+        if classes[c] >= x.one:
+            others = every
+            if maps.region_slopes is not None:
+                others += of_slope * d[c]
+            gradient = e[c] * others
+            if grid.smoothing > 0:
+                gradient -= spread * of_class(grid.weight, image, c, True, grid)
+            tl.store(here, tl.where(pixel.ok, gradient, 0.0).to(g.data.dtype.element_ty), mask=inside)
+            here += g.channel
+    tl.debug_barrier()  # another thread may have written the elements that one writes again
+    write_again(x, g, maps, in_part, image, grid, pixel, pixel.y, rest * 0, of_others, True)
+    if maps.first is not None:
+        if some(b > 0):
+            k = tl.where(b > 0, first, IGNORED)
+            write_again(x, g, maps, in_part, image, grid, pixel, k, of_first, of_others, False)
 
 
 @triton.jit

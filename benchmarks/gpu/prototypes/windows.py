@@ -1,7 +1,7 @@
 """Labels → the weights of the edge terms: four neighboring pixels in a thread share the labels of a row.
 
-``sides_few_kernel`` is for read_labels_kernel and find_sides_kernel of edgeloss/triton/labels.py, ``weights_few_kernel``
-for its weigh_pixels_kernel. They are for radii up to 3, without decay.
+``sides_few_kernel`` is for read_labels_kernel and find_sides_kernel of edgeloss/triton/labels.py, and
+``weights_few_kernel`` for its weigh_pixels_kernel. They are for radii up to 3 along rows, without decay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIXELS = tl.constexpr(4)  # of a thread, next to each other
 
 @triton.jit
 def tile_of_groups(size, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Return the image of a program, its first pixel, the first pixels of its threads, [ROWS, TILE], and their place."""
+    """Return the image of a program, its first pixel, the first pixel of each thread, [ROWS, TILE], and their place."""
     parts = tl.cdiv(size.width, TILE * PIXELS)
     blocks = parts * tl.cdiv(size.height, ROWS)
     slices, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks

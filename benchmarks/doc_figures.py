@@ -175,6 +175,29 @@ def gpu_table() -> list[str]:
     return table(f"{heads} | kernels: | to enqueue:", cells)
 
 
+def host_table() -> list[str]:
+    """Return what Python takes to enqueue a step by a driver that launches nothing."""
+    rows = read_rows(RESULTS / "host.jsonl")
+    cells = [
+        f"{row['version']} | {name} | {row[key]['microseconds']:.0f} | {row[key]['launches']}"
+        for row in rows
+        for name, key in (("default", NAMES[1]), ("`region_weight=0`", NAMES[2]))
+    ]
+    plain = rows[-1][NAMES[0]]["microseconds"]
+    cells.append(f" | cross-entropy of a pixel, on the CPU | {plain:.0f} | ")
+    return table("version | loss | microseconds: | launches:", cells)
+
+
+def host_sentences() -> list[str]:
+    """Return the machine, and which part of the time is left."""
+    first, last = read_rows(RESULTS / "host.jsonl")
+    machine, part = last["machine"], last[NAMES[1]]["microseconds"] / first[NAMES[1]]["microseconds"]
+    return [
+        f"{machine['processor']}, torch {machine['torch']}, Triton {machine['triton']}",
+        f"{part:.2f} of what version {first['version']} takes",
+    ]
+
+
 # -------------------------------------------------------------------------------------------------------------- quality
 
 
@@ -375,6 +398,12 @@ FIGURES = {
         "python benchmarks/gpu_day.py --workers 14 --output benchmarks/results/gpu.jsonl",
         {"docs/performance.md": gpu_table},
         results="gpu.jsonl",
+    ),
+    "host": Figures(
+        "python benchmarks/gpu/host_time.py --before 0.3.0=DIR --output benchmarks/results/host.jsonl",
+        {"docs/performance.md": host_table},
+        {"docs/performance.md": host_sentences},
+        results="host.jsonl",
     ),
     "step": Figures(
         f"python benchmarks/speed.py step {MASKS} --output benchmarks/results/step.jsonl",

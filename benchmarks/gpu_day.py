@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Check the kernels of GPUs on a GPU and measure them, in a quarter of an hour with 16 cores.
+"""Check the kernels of GPUs on a GPU and measure them, in 8 minutes with 16 cores.
 
 The steps, in this order. Results are added to a table as they come, and what has succeeded there is not repeated:
 
-  checks     the forms of tools/check_gpu.py: the same finite bits in another call and in a second backward pass, and of
-             some GradScaler and torch.compile; tests/kernels/test_cuda.py has others
-  agreement  random calls of the tests, compared with plain PyTorch in float64 on the CPU
-  speed      the cases of benchmarks/speed.py, compared with cross-entropy, the time to enqueue a step, and its memory
-  bandwidth  a copy
+  agreement  random calls of the tests, compared with plain PyTorch in float64 on the CPU, and the forms of
+             tools/check_gpu.py: the same finite bits in another call and in a second backward pass
+  kernels    a copy, and each kernel of some calls with the prototype that may replace it: their time, the bytes that
+             they move and the least time of these (gpu/model.py), instructions and registers, and how results differ
+  speed      the cases of benchmarks/speed.py: the default and region_weight=0 compared with cross-entropy, eager and
+             compiled; memory, and the time to enqueue a step
+  graphs     a step in a CUDA graph and by torch.compile: the same bits, and the time of a graph
+  scaler     a step with GradScaler in float16
+  counters   instructions and bytes of the same kernels as a profiler counts them, where it may
 
-Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed.
-`--device cpu` runs the same code on small tensors in Triton's interpreter; its times mean nothing.
+Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed, all
+at once. Nothing begins after `--minutes`. `--device cpu` runs the same code on small tensors in Triton's interpreter;
+its times mean nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +29,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/fuzz"))
+sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/fuzz", "benchmarks/gpu"))
 
+import model  # noqa: E402
 from calls import ON_GPU, random_case  # noqa: E402
 from roundings import Case, with_unread  # noqa: E402
 
-from check_gpu import FORMS, Form  # noqa: E402
-from edgeloss._kernels import library  # noqa: E402
+from check_gpu import FORMS, Form, resources  # noqa: E402
+from edgeloss import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 from measure import added_memory, median_seconds, processes  # noqa: E402
 from result_table import Row, add_rows, read_rows  # noqa: E402
@@ -50,8 +58,9 @@ CHOICES = {"logits": {"normal": 1, "sure": 1}, "gap": {20.0: 1, 60.0: 1}, "dista
 CHOICES |= {"size": {((7, 8), (9, 14)): 1, ((40, 48), (33, 70)): 2, ((7, 7), (7, 8), (8, 10)): 1}}  # and whole tiles
 CHOICES |= {"channels": {1: 1, 2: 1, 4: 1, 19: 1, 40: 1}, "batch": {2: 1}}
 CHOICES |= {"unread": {0.0: 1}, "weight": {False: 1}, "pixel_weight": {False: 1}}
-COMPILED = ["19 classes", "150 classes"]  # cases that are compared with compiled cross-entropy, which takes long
+TIMED = ["19 classes", "bfloat16", "11 classes, one thread", "2 classes", "binary"]  # cases of which kernels are timed
 REPEATS = 5  # of a step whose kernels are timed one by one
+METRICS = ["smsp__inst_executed.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"]
 Step = Callable[..., tuple[Tensor, Tensor]]
 Tasks = Iterator[tuple[str, Callable[[], Row]]]  # a name, and what returns figures
 
@@ -61,6 +70,7 @@ class Place(NamedTuple):
 
     device: str
     workers: int  # processes
+    end: float = float("inf")  # of the monotonic clock, after which nothing begins
     compiles: bool = False  # and measures nothing
 
     @property
@@ -83,15 +93,19 @@ class Place(NamedTuple):
     def figures(self, run: Callable[[], object]) -> Row:
         """Return the median microseconds of a run, and those of each kernel of ours in it."""
         run()  # a first call compiles
-        figures: Row = {"microseconds": self.microseconds(run), "kernels": {}}
-        if not (self.is_dry or self.compiles):
-            with torch.profiler.profile() as profile:
-                for _ in range(REPEATS):
-                    run()
-                torch.cuda.synchronize()
-            times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
-            figures["kernels"] = {name: round(t, 2) for name, t in times.items() if name.endswith("_kernel") and t}
-        return figures
+        return {"microseconds": self.microseconds(run), "kernels": self.kernels(run)}
+
+    def kernels(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return the microseconds of each kernel of ours in a run."""
+        run()
+        if self.is_dry or self.compiles:
+            return {}
+        with torch.profiler.profile() as profile:
+            for _ in range(REPEATS):
+                run()
+            torch.cuda.synchronize()
+        times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
+        return {name: round(t, 2) for name, t in times.items() if name.endswith("_kernel") and t}
 
     def step(self, form: Form) -> tuple[Step, Tensor]:
         """Return what calls the loss of random logits and labels as a form says, and the logits."""
@@ -118,28 +132,6 @@ def error_of(found: Tensor, exact: Tensor, bound: float, least: float = 0.0) -> 
     return error
 
 
-def checks(place: Place) -> Tasks:
-    """Yield the checks of the forms."""
-
-    def same_bits(step: Step, _: Tensor) -> Row:
-        return {"error": max(error_of(*both, 0.0) for both in zip(step(times=2), step(), strict=True))}
-
-    def scaler(step: Step, x: Tensor) -> Row:
-        scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
-        x.data = x.data.half()
-        gradient = step(scale)[1].float() / SCALE
-        x.data = x.data.float()
-        return {"error": error_of(gradient, step()[1], 2 * torch.finfo(torch.float16).eps)}
-
-    def compiled(step: Step, _: Tensor) -> Row:
-        return {"error": max(error_of(*both, 1e-6) for both in zip(torch.compile(step)(), step(), strict=True))}
-
-    kinds: list[tuple[Callable[[Step, Tensor], Row], list[str]]] = [(same_bits, [*FORMS]), (scaler, CHECKED)]
-    for check, names in kinds if place.is_dry else [*kinds, (compiled, CHECKED)]:
-        for name in place.few(names):
-            yield f"{check.__name__}, {name}", partial(lambda check, name: check(*place.step(FORMS[name])), check, name)
-
-
 def agreement(place: Place) -> Tasks:
     """Yield a comparison for each of the cases."""
 
@@ -160,48 +152,166 @@ def agreement(place: Place) -> Tasks:
         of_gradient = error_of(gradient, true_gradient, bound + rounding, 1 / case.y.numel())
         return {"case": str(case), "error_of_value": error, "error_of_gradient": of_gradient}
 
+    def same_bits(form: Form) -> Row:
+        step, _ = place.step(form)
+        return {"error": max(error_of(*both, 0.0) for both in zip(step(times=2), step(), strict=True))}
+
     yield from ((f"case {i}", partial(run, i)) for i in place.few([*range(CALLS)]))
+    yield from ((f"same bits, {name}", partial(same_bits, FORMS[name])) for name in place.few([*FORMS]))
+
+
+def cases_of(place: Place, names: Sequence[str] | None = None) -> list[losses.Case]:
+    """Return the cases of some names, or all that the kernels of Triton support; one, and small, without a device."""
+    cases = [case for case in losses.CASES["table"] if not {"power", "reduction"} & case.options.keys()]
+    if place.is_dry:
+        return [replace(cases[0], shape=(1, 4, 8, 8))]
+    return cases if names is None else [case for case in cases if case.name in names]
+
+
+def step_of(case: losses.Case, place: Place, loss: Any = None) -> tuple[Callable[[], None], float]:  # noqa: ANN401
+    """Return what a case does with a loss, by default ours, and the fraction of edge pixels."""
+    logits, target, fraction = losses.make_inputs(case, None)
+    x, y = logits.detach().to(place.device).requires_grad_(), target.to(place.device)
+    loss = losses.make_losses(case, losses.NAMES[1:2])[losses.NAMES[1]] if loss is None else loss
+
+    def step() -> None:
+        loss(x, y).backward()
+        x.grad = None
+
+    return step, fraction
+
+
+def copied(place: Place) -> Row:
+    """Return the bandwidth of a copy."""
+    source = torch.empty(2**10 if place.is_dry else 2**30, dtype=torch.uint8, device=place.device)
+    target = torch.empty_like(source)
+    time_of_copy = place.microseconds(lambda: target.copy_(source))
+    return {"microseconds": time_of_copy, "gigabytes_per_second": round(2e-3 * len(source) / time_of_copy, 1)}
+
+
+def beside_each_other(case: losses.Case, place: Place) -> tuple[dict[str, Any], list[Any]]:
+    """Return the launches of a step by name, and the prototypes, which were launched once and agree."""
+    from prototypes import beside  # imports Triton
+
+    launches = beside.launches_of(step_of(case, place)[0])
+    prototypes = [*beside.prototypes_of(launches)]
+    for prototype in prototypes:
+        prototype.run()
+    return launches, prototypes
+
+
+def kernels(place: Place) -> Tasks:
+    """Yield a copy, and a measurement of the kernels of some cases and of the prototypes."""
+
+    def run(case: losses.Case) -> Row:
+        launches, prototypes = beside_each_other(case, place)
+        errors = {prototype.launches[0].name: prototype.error() for prototype in prototypes}
+        launches |= {launch.name: launch for prototype in prototypes for launch in prototype.launches}
+        x, maps, *_, grid = launches["forward"].args
+        moved = model.bytes_of(x, losses.make_inputs(case, None)[1].element_size(), maps, grid)
+        times = place.kernels(lambda: [launch.run() for launch in launches.values()])
+        rows: Row = {}
+        for name, launch in launches.items():
+            rows[name] = row = {"microseconds": times.get(f"{launch.name}_kernel")}
+            if not place.is_dry:
+                row["instructions"], row["registers"], row["spills"] = resources(launch.run())
+            if launch.name in moved:
+                row |= {"bytes": moved[launch.name], "microseconds_of_bytes": model.microseconds(moved[launch.name])}
+            if launch.name in model.EXPECTED and case.name == TIMED[0]:
+                row["expected_microseconds"], row["replaces"] = model.EXPECTED[launch.name]
+            if launch.name in errors:
+                row["error"] = errors[launch.name]
+        # The results of all classes of a call are off by no more than in another order of sums.
+        if max(errors.values(), default=0.0) > (1e-2 if case.dtype == torch.bfloat16 else 1e-5):
+            raise ArithmeticError(f"prototypes: expected the same results, but got {errors}: {json.dumps(rows)}")
+        return rows
+
+    yield "copy", partial(copied, place)
+    yield from ((case.name, partial(run, case)) for case in cases_of(place, TIMED))
 
 
 def speed(place: Place) -> Tasks:
     """Yield a measurement of each of the cases."""
 
     def run(case: losses.Case) -> Row:
-        logits, target, fraction = losses.make_inputs(case, None)
-        x, y = logits.detach().to(place.device).requires_grad_(), target.to(place.device)
-        result: Row = {"logits": case.shape, "edge_fraction": fraction}
-        names = (*losses.NAMES, *losses.OTHERS[:1]) if case.name in COMPILED and not place.is_dry else losses.NAMES
+        result: Row = {"logits": case.shape}
+        names = losses.NAMES if place.is_dry else (*losses.NAMES, *losses.OTHERS[:1])
         for name, loss in losses.make_losses(case, names).items():
-
-            def step(loss: Any = loss) -> None:  # noqa: ANN401
-                loss(x, y).backward()
-                x.grad = None
-
+            step, result["edge_fraction"] = step_of(case, place, loss)
             figures = place.figures(step)
             ratio = figures["microseconds"] / result.get(names[0], figures)["microseconds"]
             figures |= {"ratio": round(ratio, 3), "host_microseconds": place.microseconds(step, on_host=True)}
             result[name] = {**figures, "added_bytes": added_memory(step, place.device)}
         return result
 
-    cases = [case for case in losses.CASES["table"] if not {"power", "reduction"} & case.options.keys()]
-    for case in [replace(cases[0], shape=(1, 4, 8, 8))] if place.is_dry else cases:
-        yield case.name, partial(run, case)
+    yield from ((case.name, partial(run, case)) for case in cases_of(place))
 
 
-def bandwidth(place: Place) -> Tasks:
-    """Yield a measurement of a copy."""
+def graphs(place: Place) -> Tasks:
+    """Yield a comparison of a step in a graph with one outside of it."""
 
-    def copy() -> Row:
-        source = torch.empty(2**10 if place.is_dry else 2**30, dtype=torch.uint8, device=place.device)
-        target = torch.empty_like(source)
-        time_of_copy = place.microseconds(lambda: target.copy_(source))
-        return {"microseconds": time_of_copy, "gigabytes_per_second": round(2e-3 * len(source) / time_of_copy, 1)}
+    def captured(form: Form) -> Row:
+        step, x = place.step(form)
+        step()
+        if place.is_dry:
+            return {}
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = step()
+        x.data.neg_()
+        graph.replay()
+        error = max(error_of(*both, 0.0) for both in zip(results, step(), strict=True))
+        times = {"microseconds": place.microseconds(step), "microseconds_of_graph": place.microseconds(graph.replay)}
+        return {"error": error, **times}
 
-    yield "copy", copy
+    def compiled(form: Form) -> Row:
+        step, _ = place.step(form)
+        return {"error": max(error_of(*both, 1e-6) for both in zip(torch.compile(step)(), step(), strict=True))}
+
+    for name in place.few(CHECKED):
+        yield f"CUDA graph, {name}", partial(captured, FORMS[name])
+        if not place.is_dry:
+            yield f"torch.compile, {name}", partial(compiled, FORMS[name])
 
 
-UNTIMED = ("checks", "agreement")
-STEPS = {step.__name__: step for step in (checks, agreement, speed, bandwidth)}
+def scaler(place: Place) -> Tasks:
+    """Yield a comparison of the gradient in float16, scaled, with that in float32."""
+
+    def run(form: Form) -> Row:
+        step, x = place.step(form)
+        scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
+        x.data = x.data.half()
+        gradient = step(scale)[1].float() / SCALE
+        x.data = x.data.float()
+        return {"error": error_of(gradient, step()[1], 2 * torch.finfo(torch.float16).eps)}
+
+    yield from ((name, partial(run, FORMS[name])) for name in place.few(CHECKED))
+
+
+def counters(place: Place) -> Tasks:
+    """Yield what a profiler counts of the kernels of some cases."""
+
+    def run(case: losses.Case) -> Row:
+        launches, prototypes = beside_each_other(case, place)
+        if place.is_dry or place.compiles:
+            return {}
+        config = torch._C._profiler._ExperimentalConfig(profiler_metrics=METRICS, profiler_measure_per_kernel=True)
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
+            for launch in [*launches.values(), *(launch for prototype in prototypes for launch in prototype.launches)]:
+                launch.run()
+            torch.cuda.synchronize()
+        with TemporaryDirectory() as folder:
+            profile.export_chrome_trace(f"{folder}/trace.json")
+            events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        return {"events": [[e.get("name"), e["args"]] for e in events if METRICS[0] in e.get("args", {})]}
+
+    yield from ((case.name, partial(run, case)) for case in cases_of(place, TIMED))
+
+
+UNTIMED = ("agreement", "scaler")
+STEPS = {step.__name__: step for step in (agreement, kernels, speed, graphs, scaler, counters)}
 
 
 def key_of(row: Row) -> str:
@@ -209,60 +319,75 @@ def key_of(row: Row) -> str:
     return json.dumps([row[name] for name in ("step", "name", "gpu", "torch", "triton")])
 
 
+def prepare(names: Sequence[str], place: Place) -> None:
+    """Compile what the timed ones of some steps need, all at once."""
+    tasks = [(name, task) for name in names if name not in UNTIMED for task, _ in STEPS[name](place)]
+    with processes(place.workers) as pool:
+        list(pool.map(compile_task, *zip(*tasks, strict=True), repeat(place._replace(compiles=True))))
+
+
+def compile_task(name: str, task: str, place: Place) -> None:
+    """Run a task so that its kernels are compiled."""
+    try:
+        if time.monotonic() < place.end:
+            dict(STEPS[name](place))[task]()
+    except Exception as error:  # what is left is to be tried
+        print(f"{name}, {task}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
 def run_step(name: str, place: Place, output: Path) -> int:
     """Run what a step has not done yet, and return how much of it failed.
 
     Each step has processes of its own: an error may leave the device unusable for one.
     """
-    tasks, run, is_timed = [task for task, _ in STEPS[name](place)], partial(run_task, name, place), name not in UNTIMED
+    tasks, run = [task for task, _ in STEPS[name](place)], partial(run_task, name, place, output)
     if place.is_dry:
-        return sum(map(partial(run, output), tasks))
-    if is_timed and place.workers > 1:  # what compiles first, at once
-        with processes(place.workers) as pool:
-            list(pool.map(partial(run_task, name, place._replace(compiles=True), None), tasks))
-    with processes(1 if is_timed else place.workers) as pool:
-        return sum(pool.map(partial(run, output), tasks))
+        return sum(map(run, tasks))
+    with processes(place.workers if name in UNTIMED else 1) as pool:
+        return sum(pool.map(run, tasks))
 
 
-def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
-    """Run a task of a step unless it is done, and return whether it failed.
-
-    Its row is added to the table. Without a table it is run so that its kernels are compiled.
-    """
+def run_task(name: str, place: Place, output: Path, task: str) -> bool:
+    """Run a task of a step unless it is done, add its row to the table, and return whether it failed."""
     triton = importlib.import_module("triton").__version__ if importlib.util.find_spec("triton") else "none"
     gpu = "interpreter" if place.is_dry else torch.cuda.get_device_name()
     machine = {"gpu": gpu, "torch": torch.__version__, "triton": triton}
     row, start = {"step": name, "name": task, **machine}, time.monotonic()
-    if output and key_of(row) in {key_of(row) for row in read_rows(output) if row["status"] == "ok"}:
+    if key_of(row) in {key_of(row) for row in read_rows(output) if row["status"] == "ok"}:
         return False
+    if start > place.end:
+        print(f"{name}, {task}: not reached", file=sys.stderr)
+        return True
     try:
         row |= {"status": "ok", **dict(STEPS[name](place))[task]()}
     except Exception as error:  # what is left is to be tried
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    if output is None:
-        if row["status"] == "failed":
-            print(f"{name}, {task}: {row['reason']}", file=sys.stderr)
-        return False
     add_rows(output, [{**row, "seconds": round(time.monotonic() - start, 1)}], key_of)
     print(json.dumps({name: value for name, value in row.items() if name not in machine}), flush=True)
     return row["status"] == "failed"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the steps; return 1 if something failed."""
+    """Run the steps; return 1 if something failed or was not reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
     add("--only", nargs="+", choices=list(STEPS), metavar="STEP", default=list(STEPS), help="some of the steps")
     add("--output", type=Path, default=ROOT / "runs/gpu_day.jsonl", metavar="FILE", help="default: %(default)s")
-    add("--workers", type=int, default=1, help="processes for what is not timed (default: %(default)s)")
+    add("--workers", type=int, default=14, help="processes for what is not timed (default: %(default)s)")
+    add("--minutes", type=float, default=8.0, help="after which nothing begins (default: %(default)s)")
     given = parser.parse_args(arguments)
-    place = Place(given.device, given.workers)
+    place = Place(given.device, given.workers, time.monotonic() + 60 * given.minutes)
     if place.is_dry:
         os.environ["TRITON_INTERPRET"] = "1"  # as Triton reads it when it is imported
         import interpreted  # noqa: F401
     library.interprets = place.is_dry
-    return min(1, sum(run_step(step, place, given.output) for step in STEPS if step in given.only))
+    names, failed = [name for name in STEPS if name in given.only], 0
+    for name in names:
+        if name == next((other for other in names if other not in UNTIMED), None) and not place.is_dry:
+            prepare(names, place)
+        failed += run_step(name, place, given.output)
+    return min(1, failed)
 
 
 if __name__ == "__main__":

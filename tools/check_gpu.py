@@ -1,6 +1,9 @@
 """Compile the kernels of GPUs as calls of the loss do, without a GPU, and print a table.
 
-Usage, from the repository's root: python tools/check_gpu.py [--targets sm_90 gfx942] [--forms NAME ...] [--write]
+Usage, from the repository's root:
+
+  python tools/check_gpu.py [--targets sm_90 gfx942] [--forms NAME ...] [--write]
+  python tools/check_gpu.py --prototypes  # those of benchmarks/gpu/prototypes, for all targets
 
 Fails on spills, on races, and on kernels that have more instructions than when `--write` recorded them. Triton has its
 own compiler and assembler: a machine without a GPU compiles for all of them. Calls are made of tensors on the CPU, so
@@ -18,8 +21,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks/gpu"))
 
 FIRST, *OTHERS = TARGETS = ["sm_90", "sm_80", "sm_100", "sm_120", "gfx942"]
 # A call: the shape of the logits and of the labels, the dtype, and options that change what is compiled.
@@ -39,6 +45,7 @@ FORMS: dict[str, Form] = {
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
 }
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
+PROTOTYPED = ["19 classes", "19 classes, bfloat16", "1 logit, multilabel", "19 classes, decay, smoothing"]
 BOUNDS = Path(__file__).with_name("gpu_bounds.json")  # instructions of the kernels of each form, for the first target
 MORE = 1.05  # than its bound is too much; another version of Triton may have a few more
 REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has
@@ -111,15 +118,15 @@ def has_races(ttgir: str) -> bool:
     return "barrier" not in ttgir and any(len(ways) > 1 for ways in layouts.values())
 
 
-def compile_form(form: str, target: str) -> list[Row]:
-    """Return a row for each kernel of a call for a target."""
+def compile_form(form: str, target: str, prototypes: bool) -> list[Row]:
+    """Return a row for each kernel of a call for a target, or for each prototype that could replace some."""
     return [
         Row(form, target, name, *resources(compiled), compiled.metadata.shared, has_races(compiled.asm["ttgir"]))
-        for name, compiled in kernels_of(FORMS[form], target).items()
+        for name, compiled in kernels_of(FORMS[form], target, prototypes).items()
     ]
 
 
-def kernels_of(form: Form, target: str) -> dict[str, Any]:
+def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
     """Compile the kernels of a call for a target, by their names, with a number where one is launched again."""
     warnings.simplefilter("ignore")
     import torch
@@ -127,8 +134,10 @@ def kernels_of(form: Form, target: str) -> dict[str, Any]:
     from triton.runtime.jit import JITFunction
 
     from edgeloss._kernels import library
+    from edgeloss._kernels.triton import plans
     from edgeloss.functional import edge_aware_loss
 
+    plans.recorded.cache_clear()  # a call like one for another target
     triton.runtime.driver.set_active(_Driver(target))
     kernels = {}
     run = JITFunction.run
@@ -147,21 +156,33 @@ def kernels_of(form: Form, target: str) -> dict[str, Any]:
         x_shape, y_shape, dtype, options = form
         y = torch.randint(2, (*x_shape[: 1 + options.get("multilabel", False)], *y_shape))
         x = torch.randn(x_shape, dtype=getattr(torch, dtype), requires_grad=True)
-        edge_aware_loss(x, y, backend="fused", **{"region_weight": 3.0, **options}).backward()
+        step = partial(edge_aware_loss, x, y, backend="fused", **{"region_weight": 3.0, **options})
+        if prototypes:
+            from prototypes import beside
+
+            launches = beside.launches_of(lambda: step().backward())
+            kernels.clear()
+            for prototype in beside.prototypes_of(launches):
+                prototype.run()
+        else:
+            step().backward()
     finally:
         JITFunction.run = run
     return kernels
 
 
-def failures(rows: list[Row], bounds: dict[str, dict[str, int]]) -> Iterator[str]:
-    """Yield what is wrong with kernels."""
+def failures(rows: list[Row], bounds: dict[str, dict[str, int]] | None) -> Iterator[str]:
+    """Yield what is wrong with kernels; without bounds they may have any number of instructions."""
     for row in rows:
-        where, bound = f"for {row.target} ({row.form})", bounds.get(row.form, {}).get(row.kernel, 0)
+        where = f"for {row.target} ({row.form})"
         if row.spills:
             yield f"{row.kernel} spills {row.spills} {where}"
         if row.has_races:
             yield f"{row.kernel} writes what other threads write, without a barrier, {where}"
-        if row.target == FIRST and row.instructions > MORE * bound:
+        if row.target != FIRST or bounds is None:
+            continue
+        bound = bounds.get(row.form, {}).get(row.kernel, 0)
+        if row.instructions > MORE * bound:
             yield f"{row.kernel} has {row.instructions} instructions instead of {bound} {where}; --write records them"
 
 
@@ -171,9 +192,13 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--forms", nargs="+", choices=list(FORMS))
     parser.add_argument("--write", action="store_true", help=f"record the instructions for {FIRST} in {BOUNDS.name}")
+    parser.add_argument("--prototypes", action="store_true", help="compile the prototypes instead")
     given = parser.parse_args()
+    forms = given.forms or (PROTOTYPED if given.prototypes else None)
     jobs = [
-        (form, target) for target in given.targets for form in given.forms or (COMMON if target in OTHERS else FORMS)
+        (form, target, given.prototypes)
+        for target in given.targets
+        for form in forms or (COMMON if target in OTHERS else FORMS)
     ]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         rows = [row for rows in pool.map(compile_form, *zip(*jobs, strict=True)) for row in rows]
@@ -185,11 +210,11 @@ def main() -> int:
         print(f"{row.form:30} {row.target:8} {row.kernel:16}", *figures)
         if row.target == FIRST:
             counted[row.form][row.kernel] = row.instructions
-    if given.write:
+    if given.write and not given.prototypes:
         bounds |= counted
         lines = (f"{json.dumps(form)}: {json.dumps(kernels)}" for form, kernels in bounds.items())
         BOUNDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    messages = [*failures(rows, bounds)]
+    messages = [*failures(rows, None if given.prototypes else bounds)]
     print(*messages, sep="\n", end="\n" * bool(messages), file=sys.stderr)
     return bool(messages)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss._checks.inputs import result_dtype
 from edgeloss._kernels import library
 from edgeloss._kernels.arguments import Arguments, new_outputs
-from edgeloss._kernels.triton.workspace import STATE, new_workspace, state_of
+from edgeloss._kernels.triton.workspace import new_state
 from edgeloss._reduction import VALUES, EdgeRow, SumRow
 from edgeloss._reference.custom_ops import register_derivative
 from edgeloss._reference.region import averages_of, has_regions
@@ -26,7 +26,7 @@ _OPTIONS = (
     " int[] radius, float label_smoothing, float power, float decay, float[] spacing"
 )
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
-_STATE = ", ".join(f"Tensor {name}" for name in STATE)
+_STATE = "Tensor label, Tensor memory"  # what backward reads
 _SCHEMAS = {
     "edge_loss": f"(Tensor logits, Tensor target, {_WEIGHTS}, {_OPTIONS}) -> (Tensor sums, Tensor edge_sums, Tensor"
     f" region, Tensor region_weight, Tensor maps, {_STATE})",
@@ -73,7 +73,7 @@ of_library = torch.ops.edgeloss
 
 def _fake_of_triton(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     arguments = Arguments(*args)
-    return *new_outputs(arguments), *state_of(new_workspace(arguments), arguments)
+    return *new_outputs(arguments), *new_state(arguments)
 
 
 def _fake_of_library(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401

@@ -79,23 +79,23 @@ def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
 
 
 def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeloss._kernels.triton import tiles
+    from edgeloss._kernels.triton.plans import Plan
 
     x, y, options = call(4, (9, 12))
     expected, kernels = TRITON.loss(x, y, **options), []
-    launch = tiles.launch
+    launch = Plan.launch
 
-    def record(compiled: Any, kernel: Any, *args: Any, **named: Any) -> None:
+    def record(plan: Plan, kernel: Any, *args: Any, **named: Any) -> None:
         kernels.append(kernel.fn.__name__)
-        launch(compiled, kernel, *args, **named)
+        launch(plan, kernel, *args, **named)
 
-    monkeypatch.setattr(tiles, "launch", record)
+    monkeypatch.setattr(Plan, "launch", record)
     with torch.no_grad():
         assert torch.equal(TRITON.loss(x, y, **options), expected)
-    assert kernels[-4:] == ["products_kernel", "solve_kernel", "means_kernel", "reduce_kernel"]
+    assert kernels[-5:] == ["products_kernel", "add_parts_kernel", "solve_kernel", "means_kernel", "reduce_kernel"]
 
 
-def test_kernels_launched_again_are_those_of_triton() -> None:
+def test_launches_of_a_repeated_call_are_those_of_a_first_one() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, Path(__file__).with_name("launches.py"), "40"], check=True, env=environment)
 
@@ -259,10 +259,10 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
     from edgeloss._kernels.triton import call as calls
-    from edgeloss._kernels.triton import interpolate, region, sums, tiles
+    from edgeloss._kernels.triton import interpolate, plans, region, sums
 
     kernels = []
-    monkeypatch.setattr(tiles, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))
+    monkeypatch.setattr(plans.Plan, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))
     monkeypatch.setattr(operators.of_triton.edge_loss, "default", calls.forward)
     monkeypatch.setattr(operators.of_triton.edge_loss_backward, "default", calls.backward)
     monkeypatch.setattr(operators.of_triton.reduce, "default", sums.reduce)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from edgeloss._kernels.triton.label_weights import EDGES, NEAR_EDGES, ROWS_OF_SUMS, further_weight, tile_of_rows
-from edgeloss._kernels.triton.terms import load, see_all, seen_pixel, toward
+from edgeloss._kernels.triton.terms import load, other_term, see_all, seen_pixel
 from edgeloss._kernels.triton.tiles import EXACT, IGNORED, log1p, of_pixel, some, total
 from edgeloss._reduction import EdgeRow
 
@@ -50,13 +50,13 @@ def add_further(table, k, other):
 @triton.jit
 def other_sides(x, maps, pixel, b, start, log_s, table, step, grid):
     """Return the first class across an edge of pixels and what it gives to O, and add up what further ones give."""
-    first = tl.load(maps.first + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
-    other, unused, of_likely = toward(x, pixel, first, tl.abs(b))
+    first = tl.load(maps.other_class + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
+    other, unused, of_likely = other_term(x, pixel, first, tl.abs(b))
     likely, is_several = tl.where(of_likely > 0, first, IGNORED), some(b < 0)
     if is_several:  # rare
         for n in range(grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)):
             k, weight = further_weight(n, maps, start + pixel.p, pixel.p, pixel.y, first, grid)
-            more, unused, sure = toward(x, pixel, k, weight)
+            more, unused, sure = other_term(x, pixel, k, weight)
             of_likely, likely = of_likely + sure, tl.where(sure > 0, k, likely)
             add_further(table + OTHER_SIDE * step, k, more)
     if some(of_likely > 0):
@@ -76,7 +76,7 @@ def add_tile(x, maps, of_labels, table, step, n, grid, ROWS: tl.constexpr, TILE:
         image, unused, to, place, inside = tile_of_rows(n, grid.size, ROWS, TILE)
         start = image.to(tl.int64) * grid.pixels
         pixel = seen_pixel(x, maps, image.to(tl.int64), (to - start).to(tl.int32), inside, grid)
-        b, log_s = tl.load(maps.against + to, mask=pixel.ok, other=0.0), log1p(pixel.r)
+        b, log_s = tl.load(maps.other_side + to, mask=pixel.ok, other=0.0), log1p(pixel.r)
         k, other = 1 - pixel.y, b * 0
         if x.classes > 2:
             k, other = other_sides(x, maps, pixel, b, start, log_s, table, step, grid)
@@ -84,9 +84,9 @@ def add_tile(x, maps, of_labels, table, step, n, grid, ROWS: tl.constexpr, TILE:
         nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
         if x.classes == 2:
             other = tl.where(b == 0, 0.0, b * nll)
-        a = tl.load(maps.toward + start + pixel.p, mask=pixel.ok, other=0.0)
+        a = tl.load(maps.same_side + start + pixel.p, mask=pixel.ok, other=0.0)
         has_edges = pixel.ok & (pixel.y * 0 + tl.load(of_tile + EDGES) > 0)
-        is_edge = tl.load(maps.across + start + pixel.p, mask=has_edges, other=0.0) != 0
+        is_edge = tl.load(maps.other_scale + start + pixel.p, mask=has_edges, other=0.0) != 0
         y, k = tl.where(is_edge | (a != 0), pixel.y, IGNORED), tl.where(b != 0, k, IGNORED)
         v = of_pixel(image.to(tl.int64), pixel.p, is_edge, grid)
         add_by_class(table, step, y, v, tl.where(a == 0, 0.0, a * nll), k, other)

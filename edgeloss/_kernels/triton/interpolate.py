@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss._kernels.triton.tiles import Size, cdiv, constant, launcher, power_of_2, tile, tile_of
+from edgeloss._kernels.triton.tiles import Size, cdiv, constant, power_of_2, tile, tile_of
 
 PART = 2**28  # bytes of gradients at the resolution of the labels at a time
 
@@ -79,18 +80,30 @@ def adjoint_kernel(values, g, axis, lines, high, low, inner, PLACES: tl.constexp
     tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside & (i < low))
 
 
-def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:  # noqa: ANN401
-    """Write the gradient of logits from that of what is interpolated from them, [B, C, P], an axis after another."""
-    size, low, maps = [*call.grid.size], call.low, math.prod(of_pixels.shape[:2])
-    axes = [axis for axis in range(3) if low[axis] != size[axis]]  # the last one, whose values are apart, on the fewest
-    for axis in axes:
-        high, places, lines, inner = size[axis], low[axis], math.prod(size[:axis]), math.prod(size[axis + 1 :])
-        size[axis], values = places, of_pixels
-        of_pixels = gradient.flatten(2) if axis == axes[-1] else call.empty(*values.shape[:2], math.prod(size))
-        g, (_, along) = call.logits_in(of_pixels), _along(places, high, call.dtype, values.device)
+def _axes(call: Any) -> list[int]:  # noqa: ANN401
+    """Return the axes along which logits are interpolated: values of the last one are apart, on the fewest pixels."""
+    return [axis for axis in range(3) if call.low[axis] != call.grid.size[axis]]
+
+
+def sums_between(call: Any, images: int, channels: int) -> list[Tensor]:  # noqa: ANN401
+    """Return tensors for what :func:`add_up` has of so many images after each axis but the last one."""
+    size, values = [*call.grid.size], []
+    for axis in _axes(call)[:-1]:
+        size[axis] = call.low[axis]
+        values.append(call.empty(images, channels, math.prod(size)))
+    return values
+
+
+def add_up(call: Any, maps: int, *values: Tensor) -> None:  # noqa: ANN401
+    """Write the gradient of logits, the last of some tensors [B, C, P], from that of pixels, the first, by axes."""
+    size = [*call.grid.size]
+    for axis, (of_pixels, to) in zip(_axes(call), pairwise(values), strict=True):
+        high, places, lines, inner = size[axis], call.low[axis], math.prod(size[:axis]), math.prod(size[axis + 1 :])
+        size[axis] = places
+        _, along = _along(places, high, call.dtype, to.device)
         block = tile_of(places * inner, 128)
         columns = min(block, power_of_2(inner))
         rows = block // columns
-        given = values, g, along, lines, high, places, inner, constant(rows)
+        given = of_pixels, call.logits_in(to), along, lines, high, places, inner, constant(rows)
         programs = maps * lines * cdiv(places, rows)
-        launcher(*call.signature, axis, of_pixels)(adjoint_kernel, programs, inner, columns, *given, warps=1)
+        call.plan.launch(adjoint_kernel, programs, inner, columns, *given, warps=1)

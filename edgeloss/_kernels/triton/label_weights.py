@@ -181,13 +181,13 @@ def find_sides_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
         is_edge = (across != 0) & (y >= 0)  # also with distances of nan: others read what it gives them
         v = of_pixel(0, to, is_edge, grid)
         of_same = tl.where(same != 0, v / tl.where(same != 0, same, 1.0), 0.0)
-        tl.store(maps.across + to, v / tl.where(is_edge, across, 1.0), mask=inside)
+        tl.store(maps.other_scale + to, v / tl.where(is_edge, across, 1.0), mask=inside)
         edges = tl.sum(is_edge.to(tl.int32)).to(tl.float64)
         tl.store(sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS + EDGES, edges)
-    tl.store(maps.same + to, of_same, mask=inside)
+    tl.store(maps.same_scale + to, of_same, mask=inside)
     if grid.decay > 0:
-        tl.store(maps.least_same + to, least_same, mask=inside)
-        tl.store(maps.least_across + to, least_across, mask=inside)
+        tl.store(maps.same_least + to, least_same, mask=inside)
+        tl.store(maps.other_least + to, least_across, mask=inside)
 
 
 @triton.jit
@@ -204,7 +204,7 @@ def given(share, least, field, to, step, mask, grid):
 def weigh_pixels_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write the weights of the edge terms, and in ``sums`` whether a tile may have any."""
     image, origin, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
-    toward, against = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
+    same_side, other_side = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
     first, more = tl.full(to.shape, IGNORED, tl.int32), tl.zeros(to.shape, tl.int1)
     if differ(maps.label, origin, to, place, grid, 2, ROWS, TILE):
         tl.store(sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS + NEAR_EDGES, 1.0)
@@ -213,18 +213,18 @@ def weigh_pixels_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr
         ok = y >= 0
         for n in tl.range(grid.window, loop_unroll_factor=1 if grid.decay > 0 else 3):
             step, k = neighbor(label, place, inside, n, grid)
-            toward += given(maps.same, maps.least_same, maps.field, to, step, (k == y) & ok, grid)
-            value = given(maps.across, maps.least_across, maps.field, to, step, (k >= 0) & (k != y) & ok, grid)
+            same_side += given(maps.same_scale, maps.same_least, maps.field, to, step, (k == y) & ok, grid)
+            value = given(maps.other_scale, maps.other_least, maps.field, to, step, (k >= 0) & (k != y) & ok, grid)
             if grid.classes > 2:
                 first = tl.where((first < 0) & (value > 0), k, first)
                 more = more | ((value > 0) & (k != first))
                 value = tl.where(k == first, value, 0.0)
-            against += value
-    tl.store(maps.toward + to, toward, mask=inside)
+            other_side += value
+    tl.store(maps.same_side + to, same_side, mask=inside)
     if grid.classes > 2:
-        tl.store(maps.first + to, first.to(tl.int16), mask=inside)
-        against = tl.where(more, -against, against)
-    tl.store(maps.against + to, against, mask=inside)
+        tl.store(maps.other_class + to, first.to(tl.int16), mask=inside)
+        other_side = tl.where(more, -other_side, other_side)
+    tl.store(maps.other_side + to, other_side, mask=inside)
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def further_weight(n, maps, to, p, y, first, grid):
     """Return the class of neighbor n of pixels and what it adds to B of it; IGNORED and 0 where that is the first."""
     step, k = neighbor(maps.label + to, place_of(p, grid.size), y >= 0, n, grid)
     k = tl.where((k != y) & (k != first), k, IGNORED)
-    weight = given(maps.across, maps.least_across, maps.field, to, step, k >= 0, grid)
+    weight = given(maps.other_scale, maps.other_least, maps.field, to, step, k >= 0, grid)
     return tl.where(weight > 0, k, IGNORED), weight
 
 

@@ -13,8 +13,7 @@ the noise, which is small, and slopes cancel. Nothing waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgeloss._kernels.triton.plans import Plan
 from edgeloss._kernels.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, power_of_2, tile, tile_of
 from edgeloss._reference.region import LEAST_CONTRAST, LEAST_KNOWN, NOISE, POOL, SIDE
 
@@ -31,6 +31,7 @@ PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z an
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
 SURE = tl.constexpr(LEAST_CONTRAST)
 ROWS = 2 if INTERPRETED else 14  # of a strip
+COLUMNS, PARTS_AT_ONCE = (512, 256) if INTERPRETED else (64, 16)  # of a program that adds up parts
 ROWS_OF_VOLUME = 2 if INTERPRETED else 5  # where a program adds up slopes, row by row in its code
 
 
@@ -420,28 +421,54 @@ def slopes_kernel(z, r, values, terms, stencil, slopes, parts, maps, TILE: tl.co
             sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
+@triton.jit
+def add_parts_kernel(values, members, map_class, sums, rows, parts, columns, AT_ONCE: tl.constexpr, TILE: tl.constexpr):
+    """Write sums over the parts of a map, [maps, rows, columns], that ``members`` [rows, parts] are 1 of."""
+    line, c, inside = tile(columns, TILE)
+    of_map, row, n = line // rows, (line % rows).to(tl.int32), tl.arange(0, AT_ONCE)[:, None]
+    added, start, c, inside = tl.zeros([AT_ONCE, TILE], tl.float64), row * 0, c[None, :], inside[None, :]
+    if tl.load(map_class + of_map) >= 0:
+        while start < parts:
+            is_member = tl.load(members + row * parts + start + n, mask=start + n < parts, other=0.0) > 0
+            at = values + (of_map * parts + start + n) * columns + c
+            added += tl.load(at, mask=is_member & inside, other=0.0)
+            start += AT_ONCE
+        tl.store(sums + line * columns + c, tl.sum(added, 0, keep_dims=True), mask=inside)
+
+
 def region_terms(
-    z: Tensor, r: Tensor, map_class: Tensor, means: Tensor, slopes: Tensor | None, launch: Callable[..., None]
+    plan: Plan, z: Tensor, r: Tensor, map_class: Tensor, means: Tensor, slopes: Tensor | None
 ) -> None:  # fmt: skip
     """Write R of each image, float64, and its derivatives by the shares under averages, if asked to."""
     size, maps, images = Size(*z.shape[2:]), map_class.numel(), means.numel()
     block = tile_of(size.width, 32)
     parts, of_slopes, members, kinds = _parts(size, block, z.device)
     d, slices = len(members), parts.slices.value
-    empty = partial(torch.empty, dtype=torch.float64, device=z.device)
+
+    def empty(*size: int) -> Tensor:
+        return plan.empty(means.new_empty(size))
+
+    def add_parts(values: Tensor, members: Tensor) -> Tensor:
+        """Return sums over the parts of each map, by members."""
+        rows, number, columns = len(members), *values.shape[1:]
+        sums, columns_at_once = empty(maps, rows, columns), min(power_of_2(columns), COLUMNS)
+        given = values, members, map_class, sums, rows, number, columns, constant(PARTS_AT_ONCE)
+        plan.launch(add_parts_kernel, maps * rows, columns, columns_at_once, *given)
+        return sums
+
     products = empty(maps, members.shape[1], slices * PRODUCTS.value)
     programs = maps * cdiv(parts.number * slices, parts.at_once.value)
-    launch(products_kernel, programs, size.width, block, z, r, map_class, products, parts, warps=1)
-    sums, values, work = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, 10 * d * d)
-    of_members = empty(maps, d, 50 * slices + 1)
+    plan.launch(products_kernel, programs, size.width, block, z, r, map_class, products, parts, warps=1)
+    sums, values, work = add_parts(products, members), empty(maps, 2), empty(maps, 10 * d * d)
+    of_members, rows = empty(maps, d, 50 * slices + 1), power_of_2(2 * d)
     share = 1 / math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
-    given, rows = (sums, map_class, values, work, of_members, share, area, constant(d)), power_of_2(2 * d)
-    launch(solve_kernel, maps, rows, rows, *given, warps=8)
+    given = sums, map_class, values, work, of_members, share, area, constant(d)
+    plan.launch(solve_kernel, maps, rows, rows, *given, warps=8)
     of_image, terms = maps // images, empty(images)
-    launch(means_kernel, images, 1, power_of_2(of_image), values, means, terms, of_image, warps=1)
+    plan.launch(means_kernel, images, 1, power_of_2(of_image), values, means, terms, of_image, warps=1)
     if slopes is not None:
-        stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
-        given = z, r, values, terms, stencil, slopes, of_slopes, of_image
+        stencil = add_parts(of_members, kinds)
+        of_terms = z, r, values, terms, stencil, slopes, of_slopes, of_image
         programs = maps * cdiv(of_slopes.number, of_slopes.at_once.value)
-        launch(slopes_kernel, programs, size.width, block, *given, warps=1)
+        plan.launch(slopes_kernel, programs, size.width, block, *of_terms, warps=1)

@@ -7,6 +7,7 @@ hundred of them take as long as all the others.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgeloss._kernels.triton import plans
 from edgeloss._kernels.triton.edges import OTHER_SIDE, SAME_SIDE, WEIGHT
 from edgeloss._kernels.triton.label_weights import ROWS_OF_SUMS
 from edgeloss._kernels.triton.label_weights import WEIGHT as WEIGHT_OF_LABELS
 from edgeloss._kernels.triton.label_weights import WRONG as WRONG_OF_LABELS
-from edgeloss._kernels.triton.tiles import IGNORED, area_of, cdiv, constant, launcher, power_of_2, some
+from edgeloss._kernels.triton.tiles import IGNORED, area_of, cdiv, constant, power_of_2, some
 from edgeloss._reduction import NODES, PRIOR, VALUES, SumRow, Value, focus_nodes
 
 ROWS, OF_LABELS = tl.constexpr(len(SumRow)), tl.constexpr(SumRow.WEIGHT)
@@ -107,8 +109,8 @@ def collect_kernel(
             is_there = tl.where((tl.sum(is_there) > 1) & (k >= grid.classes - grid.maps), is_there, 0)
             place = tl.where(is_there > 0, tl.cumsum(is_there, 0) - 1, IGNORED)
             start = tl.where(is_there > 0, place * area_of(grid.averages), IGNORED)
-            tl.store(maps.class_map + image * grid.classes + k, start, mask=k < grid.classes)
-            map_class = maps.map_class + image * grid.maps
+            tl.store(maps.average_start + image * grid.classes + k, start, mask=k < grid.classes)
+            map_class = maps.average_class + image * grid.maps
             tl.store(map_class + place, k.to(tl.int16), mask=is_there > 0)
             tl.store(map_class + k, (k * 0 + IGNORED).to(tl.int16), mask=(k >= tl.sum(is_there)) & (k < grid.maps))
     elif tables is not None:
@@ -432,38 +434,54 @@ def reduce(
     region_weight: Tensor,
     edge_class_weight: Tensor | None,
     normalizer: Tensor | None,
-    tables: int,
-    *others: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor, Tensor]:
+    *numbers: Any,  # noqa: ANN401
+) -> tuple[Tensor, ...]:
     """Return the loss, its derivatives and its figures; the arguments are those of the operator."""
-    is_balanced, mean, wide, ce_weight, edge_weight, other_side, same_side, of_regions, gamma = others
+    given = sums, edge_sums, region, region_weight, edge_class_weight, normalizer
+    return tuple(plans.run(_reduce, given, *numbers))
+
+
+def _reduce(
+    plan: plans.Plan,
+    given: Sequence[Any],
+    tables: int,
+    is_balanced: bool,
+    mean: bool,
+    wide: bool,
+    ce_weight: float,
+    edge_weight: float,
+    other_side: float,
+    same_side: float,
+    of_regions: float,
+    gamma: float,
+) -> list[Tensor]:
+    sums, edge_sums, region, region_weight, edge_class_weight, normalizer = given
     classes, number, images = edge_sums.shape[2], edge_sums.shape[2] * tables, edge_sums.shape[1] // tables
     is_small, rows, columns, of_part = _parts(images, number)
     parts, is_scalar = max(1, cdiv(images, of_part)), normalizer is not None and len(normalizer) == 2
-    loss = sums.new_empty((), dtype=torch.float64 if wide else torch.float32)
-    slopes, values = sums.new_empty(1 + 2 * edge_sums[0].numel() + len(region)), sums.new_empty(len(VALUES))
+    returned = [
+        sums.new_empty((), dtype=torch.float64 if wide else torch.float32),
+        sums.new_empty(1 + 2 * edge_sums[0].numel() + len(region)),
+        sums.new_empty(len(VALUES)),
+    ]
+    loss, slopes, values = map(plan.result, returned)
     scale = other_side + same_side
     uniform = other_side * math.log(classes / (classes - 1)) + same_side * math.log(classes)  # of multilabel, 2 classes
     quadrature = _quadrature(gamma, sums.device) if gamma and scale else None
     flags = constant(is_balanced), constant(is_scalar)
-    of = Classes(
-        sums.new_empty(parts * COLUMNS.value * number), constant(parts), number, edge_class_weight, normalizer, *flags
-    )
+    of_classes = plan.empty(sums.new_empty(parts * COLUMNS.value * number))
+    of = Classes(of_classes, constant(parts), number, edge_class_weight, normalizer, *flags)
     results = Regions(region, region_weight, len(region)) if len(region) else None, loss, slopes, values
     rates = (1 / scale, -1 / math.expm1(-uniform / scale)) if scale else (1.0, 1.0)
     of_focus = float(other_side), float(same_side), uniform, *rates, float(gamma)
     of_terms = float(ce_weight), float(edge_weight), float(of_regions)
-    given = sums, edge_sums, region, region_weight, edge_class_weight, normalizer, quadrature
-    launch = partial(
-        launcher(*given, images, number, len(region), is_balanced, is_scalar, mean, wide), warps=8, fuses=False
-    )
-    with torch.cuda.device_of(sums):
-        if is_small:
-            of_all = sums, edge_sums, of, *results, quadrature, images, *of_focus, *of_terms, constant(mean)
-            launch(reduce_kernel, 1, 1, columns, *of_all, constant(rows))
-        else:
-            of_images = edge_sums, of, slopes, quadrature, images, of_part, *of_focus
-            launch(focus_kernel, parts, number, columns, *of_images, constant(rows))
-            to, block = (sums, of, *results, images, *of_focus[:2], *of_terms, constant(mean)), PLACES.value
-            launch(loss_kernel, min(LOSSES, cdiv(images * number, block)), 1, block, *to)
-    return loss, slopes, values
+    launch = partial(plan.launch, warps=8, fuses=False)
+    if is_small:
+        of_all = sums, edge_sums, of, *results, quadrature, images, *of_focus, *of_terms, constant(mean)
+        launch(reduce_kernel, 1, 1, columns, *of_all, constant(rows))
+    else:
+        of_images = edge_sums, of, slopes, quadrature, images, of_part, *of_focus
+        launch(focus_kernel, parts, number, columns, *of_images, constant(rows))
+        to, block = (sums, of, *results, images, *of_focus[:2], *of_terms, constant(mean)), PLACES.value
+        launch(loss_kernel, min(LOSSES, cdiv(images * number, block)), 1, block, *to)
+    return returned

@@ -161,7 +161,7 @@ def load_class(x, pixel, k):
 
 
 @triton.jit
-def toward(x, pixel, k, weight):
+def other_term(x, pixel, k, weight):
     """Return weight · -log(1 - p(k)) and weight · p(k) / (1 - p(k)) unless k is likely, else the weight."""
     q, left, is_likely = share(load_class(x, pixel, k), pixel)
     is_likely = is_likely & (k >= 0)
@@ -198,15 +198,15 @@ def across(x, pixel, b, image, maps, to, grid):
     class and its t; b and t times what arrives at O of their class.
     """
     start = image * grid.pixels
-    first = tl.load(maps.first + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
+    first = tl.load(maps.other_class + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
     of_b = tl.abs(b) * other_side_factor(x, to, image, first, first >= 0)
-    unused, of_first, of_likely = toward(x, pixel, first, of_b)
+    unused, of_first, of_likely = other_term(x, pixel, first, of_b)
     sum_t, likely = of_first, tl.where(of_likely != 0, first, IGNORED)
     if some(b < 0):  # rare
         for n in range(grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)):
             k, weight = further_weight(n, maps, start + pixel.p, pixel.p, pixel.y, first, grid)
             weight *= other_side_factor(x, to, image, k, k >= 0)
-            unused, t, sure = toward(x, pixel, k, weight)
+            unused, t, sure = other_term(x, pixel, k, weight)
             sum_t, of_likely = sum_t + t, of_likely + sure
             likely = tl.where(sure != 0, k, likely)
     rest_m, rest_r = pixel.m, pixel.r
@@ -278,10 +278,10 @@ def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, 
         n = group * len(numbers)
         pixels = [cell_pixel(x, maps, image, z, row, column, exists, n + i, grid, STEPS) for i in numbers]
         of_map, last = image * grid.maps, (image + 1) * grid.maps
-        c = tl.load(maps.map_class + of_map).to(tl.int32)
+        c = tl.load(maps.average_class + of_map).to(tl.int32)
         values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for pixel in pixels]
         while c >= 0:
-            following = tl.load(maps.map_class + of_map + 1, mask=of_map + 1 < last, other=IGNORED).to(tl.int32)
+            following = tl.load(maps.average_class + of_map + 1, mask=of_map + 1 < last, other=IGNORED).to(tl.int32)
             coming = [load(x, pixel.at, following, pixel.ok & (following >= 0)) for pixel in pixels]
             offset = of_map * of_maps + to
             z_sum = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
@@ -308,7 +308,7 @@ def load_slopes(maps, image, start, a, grid):
 @triton.jit
 def of_class_map(maps, image, c, mask, grid):
     """Return where the maps of averages of classes c start in those of an image, -1 where there is none."""
-    return tl.load(maps.class_map + image * grid.classes + c, mask=mask, other=IGNORED)
+    return tl.load(maps.average_start + image * grid.classes + c, mask=mask, other=IGNORED)
 
 
 @triton.jit
@@ -321,7 +321,7 @@ def average_at(z, y, x, mask, averages):
 @triton.jit
 def of_maps(x, maps, image, grid, pixel, place, average, numbers):
     """Return the classes of as many maps of averages of an image as ``numbers``, -1 of none, and logits and slopes."""
-    of_class, area = maps.map_class + image * grid.maps, area_of(grid.averages)
+    of_class, area = maps.average_class + image * grid.maps, area_of(grid.averages)
     classes = [tl.load(of_class + place + i, mask=place + i < grid.maps, other=IGNORED).to(tl.int32) for i in numbers]
     values = [load(x, pixel.at, c, pixel.read & (c >= 0)) for c in classes]
     # Maps that no class has may hold anything: their slopes are not used.
@@ -345,7 +345,9 @@ def mean_slope(x, maps, grid, pixel, image, average):
 
 
 @triton.jit(do_not_specialize=["first_image"])
-def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_image, grid, TILE: tl.constexpr):
+def backward_kernel(
+    x, g, maps, grad, slopes, places, first_image, WIDE: tl.constexpr, grid, TILE: tl.constexpr
+):  # fmt: skip
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
@@ -360,12 +362,13 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
         spread *= grid.smoothing / x.classes
         of_all = x.classes
         if grid.weight is not None:
-            of_all = tl.load(total_of_labels + image % grid.tables)
+            k = tl.arange(0, WIDE)
+            of_all = tl.sum(of_class(grid.weight, image, k, k < grid.classes, grid))
         rest += spread * of_all
     b, t_likely = rest * 0, rest * 0
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
-    if maps.toward is not None:
-        b = tl.load(maps.against + start + p, mask=ok, other=0.0)
+    if maps.same_side is not None:
+        b = tl.load(maps.other_side + start + p, mask=ok, other=0.0)
         if some(b != 0):
             if x.classes == 2:
                 own += other_side_factor(x, to, image, 1 - y, b != 0) * b
@@ -373,7 +376,7 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
                 sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
                 rest -= sum_t
                 t_likely = of_likely / (1 + pixel.r)
-        a = tl.load(maps.toward + start + p, mask=ok, other=0.0)
+        a = tl.load(maps.same_side + start + p, mask=ok, other=0.0)
         if some(a != 0):
             own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
     average, base, to_region = p, rest * 0, rest * 0
@@ -390,7 +393,7 @@ def backward_kernel(x, g, maps, total_of_labels, grad, slopes, places, first_ima
         rest -= to_region * mean / (1 + pixel.r)
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
     state = Slopes(pixel, 1 / (1 + pixel.r), own, of_label, rest, spread, first, of_first, average, base, to_region)
-    if maps.first is None:
+    if maps.other_class is None:
         write_gradient(x, g, maps, in_part, image, inside, grid, state, None)
     elif some((b < 0) | (t_likely != 0)):  # rare
         write_gradient(x, g, maps, in_part, image, inside, grid, state, (likely, rest_m, rest_r, t_likely, to))

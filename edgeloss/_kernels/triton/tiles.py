@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -15,7 +15,6 @@ from triton.language.extra import libdevice
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it, where kernels are decorated
 EXACT = tl.constexpr(INTERPRETED)
 IGNORED = tl.constexpr(-1)  # the label of a pixel that does not count
-ALIGNED = 16  # bytes, which Triton asks whether tensors are aligned to
 FAR = tl.constexpr(1e38)  # a distance beyond all others; no difference of two is nan
 
 
@@ -75,42 +74,6 @@ def power_of_2(number: int) -> int:
 def cdiv(number: int, parts: int) -> int:
     """Return the quotient, rounded up."""
     return -(-number // parts)
-
-
-def launcher(*given: Any) -> Callable[..., None]:  # noqa: ANN401
-    """Return :func:`launch` with the compiled kernels of earlier calls like this one.
-
-    To find them by the arguments of each launch takes Triton several times as long. A kernel is compiled for a device,
-    for the types of tensors and whether they are aligned, and for integers, which must follow from what is given.
-    """
-    if INTERPRETED:
-        return partial(launch, {})
-    kinds = [(x.dtype, x.get_device(), x.data_ptr() % ALIGNED) if isinstance(x, Tensor) else x for x in given]
-    return partial(launch, _compiled(tuple(kinds)))
-
-
-@lru_cache(maxsize=1024)
-def _compiled(kinds: tuple[Any, ...]) -> dict[Any, Any]:
-    return {}
-
-
-def launch(
-    compiled: dict[Any, Any],
-    kernel: Any,  # noqa: ANN401
-    images: int,
-    count: int,
-    block: int,
-    *args: Any,  # noqa: ANN401
-    warps: int = 4,
-    fuses: bool = True,
-) -> None:
-    """Run a kernel over ``count`` places of each image, a program for ``block`` of them."""
-    programs = images * cdiv(count, block), 1, 1
-    known = compiled.get(kernel.fn)
-    if known is None:
-        compiled[kernel.fn] = kernel[programs](*args, TILE=block, num_warps=warps, enable_fp_fusion=fuses)
-    else:
-        known[programs](*args, block)
 
 
 @triton.jit

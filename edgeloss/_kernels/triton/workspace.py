@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,23 +18,38 @@ class Workspace(NamedTuple):
     """What kernels leave to others, [B, *S] but for the slopes and those after them; None where nothing reads them."""
 
     label: Any  # int16, the class of a pixel, -1 where it does not count
-    m: Any  # the largest logit
-    r: Any  # Σ e^(x - m) over the other classes
-    top: Any  # int16, the likeliest class
-    toward: Any  # A of the edge terms
-    first: Any  # int16, of more than two classes, one of those with B > 0, -1 where there is none
-    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
-    across: Any  # v / D' of edge pixels, 0 of others where their tile has some
-    least_across: Any  # with decay, the distance that ``across`` counts from
-    field: Any  # with decay, distances
-    region_slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
-    map_class: Any  # the class of each map of averages, -1 after the last one, [B, M] int16
-    class_map: Any  # where the map of each class starts in those of an image, -1 where it has none, [B, C] int32
-    same: Any = None  # v / D of edge pixels, 0 elsewhere; this and the next one are not left to backward
-    least_same: Any = None  # with decay, the distance that ``same`` counts from
+    m: Any = None  # the largest logit
+    r: Any = None  # Σ e^(x - m) over the other classes
+    top: Any = None  # int16, the likeliest class
+    same_side: Any = None  # A of the edge terms
+    other_class: Any = None  # int16, of more than two classes, one of those with B > 0, -1 where there is none
+    other_side: Any = None  # B of the other class of two, or of ``other_class``, and then negative where there are more
+    other_scale: Any = None  # v / D' of edge pixels, 0 of others where their tile has some
+    other_least: Any = None  # with decay, the distance that ``other_scale`` counts from
+    field: Any = None  # with decay, distances
+    region_slopes: Any = None  # the derivative of R by the shares under each average, [B, M, *A]
+    average_class: Any = None  # the class of each map of averages, -1 after the last one, [B, M] int16
+    average_start: Any = None  # where the averages of a class start in an image, -1 for none, [B, C] int32
+    same_scale: Any = None  # v / D of edge pixels, 0 elsewhere
+    same_least: Any = None  # with decay, the distance that ``same_scale`` counts from
 
 
-STATE = Workspace._fields[: Workspace._fields.index("same")]  # what forward leaves to backward
+class Part(NamedTuple):
+    """A tensor of the workspace of a call."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    is_kept: bool  # in the memory that forward leaves to backward
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes it has, up to the next part."""
+        return rounded(math.prod(self.size) * self.dtype.itemsize)
+
+
+def rounded(count: int) -> int:
+    """Return a number of bytes after which another tensor may start."""
+    return -(-count // 128) * 128
 
 
 def maps_of_image(classes: int) -> int:
@@ -41,46 +57,44 @@ def maps_of_image(classes: int) -> int:
     return classes if classes > 2 else 1
 
 
-def new_workspace(arguments: Arguments) -> Workspace:
-    """Return the workspace of a call."""
-    logits, shape, given = arguments.logits, arguments.target.shape, arguments.distance
-    classes, real = max(2, logits.shape[1]), result_dtype(logits)
-
-    def new(exists: bool, dtype: torch.dtype = real, size: Sequence[int] = shape) -> Any:  # noqa: ANN401
-        return logits.new_empty(size, dtype=dtype) if exists else None
-
-    edges, keeps, regions = arguments.edges, arguments.keeps_state, arguments.regions and has_regions(shape)
-    decays, several, of_maps = edges and arguments.decay > 0, edges and classes > 2, (shape[0], maps_of_image(classes))
-    return Workspace(
-        label=new(True, torch.int16),
-        m=new(keeps or regions or edges),
-        r=new(keeps or regions or edges),
-        top=new(keeps or regions or edges, torch.int16),
-        toward=new(edges),
-        first=new(several, torch.int16),
-        against=new(edges),
-        across=new(edges),
-        least_across=new(decays),
-        field=new(decays) if given is None else given,
-        region_slopes=new(keeps and regions, size=(*of_maps, *averages_of(shape))),
-        map_class=new(regions, torch.int16, of_maps),
-        class_map=new(regions, torch.int32, (shape[0], classes)),
-        same=new(edges),
-        least_same=new(decays),
-    )
+def parts_of(arguments: Arguments) -> dict[str, Part]:
+    """Return the tensors of a call but for the labels, by the names of :class:`Workspace`; the target may be labels."""
+    shape, classes = tuple(arguments.target.shape), max(2, arguments.logits.shape[1])
+    real, edges, keeps = result_dtype(arguments.logits), arguments.edges, arguments.keeps_state
+    regions, decays, several = arguments.regions and has_regions(shape), edges and arguments.decay > 0, classes > 2
+    sees, of_maps = keeps or regions or edges, (shape[0], maps_of_image(classes))
+    parts = {  # whether there is one, and which
+        "m": (sees, Part(shape, real, keeps)),
+        "r": (sees, Part(shape, real, keeps)),
+        "top": (sees, Part(shape, torch.int16, keeps)),
+        "same_side": (edges, Part(shape, real, keeps)),
+        "other_class": (edges and several, Part(shape, torch.int16, keeps)),
+        "other_side": (edges, Part(shape, real, keeps)),
+        "other_scale": (edges, Part(shape, real, keeps and several)),
+        "other_least": (decays, Part(shape, real, keeps and several)),
+        "field": (decays and arguments.distance is None, Part(shape, real, keeps and several)),
+        "region_slopes": (keeps and regions, Part((*of_maps, *averages_of(shape)), real, keeps)),
+        "average_class": (regions, Part(of_maps, torch.int16, keeps)),
+        "average_start": (regions, Part((shape[0], classes), torch.int32, keeps)),
+        "same_scale": (edges, Part(shape, real, is_kept=False)),
+        "same_least": (decays, Part(shape, real, is_kept=False)),
+    }
+    return {name: part for name, (exists, part) in parts.items() if exists}
 
 
-def state_of(workspace: Workspace, arguments: Arguments) -> list[Tensor]:
-    """Return what backward reads of the workspace of a call, empty tensors for what it does not read."""
-    if arguments.logits.shape[1] <= 2:  # ``against`` is of the only other class
-        workspace = workspace._replace(across=None, least_across=None, field=None)
-    if arguments.distance is not None:
-        workspace = workspace._replace(field=None)
-    read = workspace[: len(STATE)] if arguments.keeps_state else workspace[:1] + (None,) * (len(STATE) - 1)
-    return [arguments.logits.new_empty(0) if values is None else values for values in read]
+def new_state(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Return new labels, and memory for what backward reads."""
+    size = sum(part.bytes for part in parts_of(arguments).values() if part.is_kept)
+    new = arguments.logits.new_empty
+    return new(arguments.target.shape, dtype=torch.int16), new(size, dtype=torch.uint8)
 
 
-def workspace_of(state: Sequence[Tensor], distance: Tensor | None) -> Workspace:
-    """Return the workspace of a state of labels that are not empty."""
-    workspace = Workspace(*(values if values.numel() else None for values in state))
-    return workspace if distance is None else workspace._replace(field=distance)
+def read_state(memory: Tensor, parts: Mapping[str, Part]) -> dict[str, Tensor]:
+    """Return the tensors that are in a memory."""
+    found, start = {}, 0
+    for name, part in parts.items():
+        if part.is_kept:
+            end = start + math.prod(part.size) * part.dtype.itemsize
+            found[name] = memory[start:end].view(part.dtype).view(part.size)
+            start += part.bytes
+    return found

@@ -1,0 +1,221 @@
+"""A call of the loss → its launches → the prototypes next to them, with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from edgeloss._kernels.triton import plans
+from edgeloss._kernels.triton.tiles import INTERPRETED, cdiv, constant, tile_of
+from prototypes import few, windows
+from prototypes import sums as sums_
+
+MOST_RADIUS = 3  # along rows, whose labels are in registers
+MOST = 32  # classes whose logits fit in the registers of a thread
+
+
+class Launch(NamedTuple):
+    """A kernel of a call, which can be launched again: what it reads is still there."""
+
+    kernel: Any
+    images: int
+    count: int
+    block: int
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Return the kernel's name."""
+        return str(self.kernel.fn.__name__).removesuffix("_kernel")
+
+    def run(self) -> Any:  # noqa: ANN401
+        """Launch it, and return what was compiled."""
+        named = {"num_warps": self.options.get("warps", 4), "enable_fp_fusion": self.options.get("fuses", True)}
+        return self.kernel[self.images * cdiv(self.count, self.block), 1, 1](*self.args, TILE=self.block, **named)
+
+
+class Prototype(NamedTuple):
+    """Kernels next to those that they would replace."""
+
+    replaces: tuple[str, ...]
+    launches: list[Launch]
+    pairs: Callable[[], list[tuple[Tensor, Tensor]]]  # their results and those of the others, after both have run
+
+    def run(self) -> None:
+        """Launch all of them."""
+        for launch in self.launches:
+            launch.run()
+
+    def error(self) -> float:
+        """Return by how much results differ at most, in proportion to the largest one of a tensor; inf of nan."""
+        errors = []
+        for found, expected in self.pairs():
+            found, expected = found.double(), expected.double()
+            errors.append((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
+
+
+def launches_of(step: Callable[[], object]) -> dict[str, Launch]:
+    """Return the launches of a step by the names of the kernels; of one that is launched again, the last one."""
+    plans.recorded.cache_clear()  # a repeated call has addresses, and no tensors
+    found: dict[str, Launch] = {}
+    launch = plans.Plan.launch
+
+    def keep(plan: Any, kernel: Any, images: int, count: int, block: int, *args: Any, **options: Any) -> None:  # noqa: ANN401
+        launch(plan, kernel, images, count, block, *args, **options)
+        this = Launch(kernel, images, count, block, args, options)
+        found[this.name if this.name != "add_parts" or this.name not in found else "add_parts 2"] = this
+
+    plans.Plan.launch = keep  # type: ignore[method-assign]
+    try:
+        step()
+    finally:
+        plans.Plan.launch = launch  # type: ignore[method-assign]
+        plans.recorded.cache_clear()
+    return found
+
+
+def new(values: Tensor | None) -> Tensor | None:
+    """Return a tensor like another one, of what no kernel writes."""
+    if values is None:
+        return None
+    return torch.full_like(values, float("nan") if values.is_floating_point() else 77)
+
+
+def forward(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the cross-entropy and the averages."""
+    x, maps, of_terms, _, grid = launches["forward"].args
+    classes, z, r, present, cells = grid.classes.value, None, None, None, grid.cells
+    if "averages" in launches:
+        (_, z, r), present = launches["averages"].args[1:4], launches["collect"].args[12]
+    steps = 27 if grid.size.depth > 1 or cells.depth > 1 else 9
+    count, statistics = cells.depth * cells.height * cells.width, ("m", "r", "top")
+    block = tile_of(count, 32)
+    others = maps._replace(**{name: new(getattr(maps, name)) for name in statistics})
+    z_map, r_map = (None if values is None else torch.zeros_like(values) for values in (z, r))
+    images = len(maps.label)
+    sums = of_terms.new_empty(images * cdiv(count, block))
+    numbers = tuple(map(constant, range(classes))), tuple(map(constant, range(cdiv(classes, 4))))
+    args = x, others, z_map, r_map, present, sums, count, constant(steps), *numbers, grid
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        found = [(sums.sum(), of_terms.sum())]
+        counts = maps.label >= 0
+        if maps.m is not None:
+            found += [
+                (torch.where(counts, getattr(others, n), 0), torch.where(counts, getattr(maps, n), 0))
+                for n in statistics
+            ]
+        if z is not None:
+            has_map = (maps.average_class >= 0).view(*maps.average_class.shape, *(1,) * (z.dim() - 2))
+            found += [(torch.where(has_map, a, 0), torch.where(has_map, b, 0)) for a, b in ((z_map, z), (r_map, r))]
+        return found
+
+    launch = Launch(few.forward_few_kernel, images, count, block, args, {"warps": 1})
+    return Prototype(("forward", "averages")[: 1 + ("averages" in launches)], [launch], pairs)
+
+
+def backward(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the gradient."""
+    launch = launches["backward"]
+    x, g, *others, grid = launch.args
+    gradient = new(g.data)
+    classes = tuple(map(constant, range(grid.classes.value)))
+    args = x, g._replace(data=gradient), *others, classes, grid
+    block = launch.block if INTERPRETED else 32
+    launch = launch._replace(kernel=few.backward_few_kernel, args=args, block=block, options={"warps": 1})
+    return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
+
+
+def products(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the products: what counts of them is their sums over the parts of a map."""
+    z, r, map_class, expected, parts = launches["products"].args
+    add_parts, found, sums = launches["add_parts"], new(expected), new(launches["add_parts"].args[3])
+    args = z, r, map_class, found, parts, constant(cdiv(parts.size.width, launches["products"].block))
+    add_parts = add_parts._replace(args=(found, *add_parts.args[1:3], sums, *add_parts.args[4:]))
+    programs = map_class.numel() * parts.number
+    kernels = (
+        Launch(sums_.products_few_kernel, programs, 1, 32, args, {"warps": 1}),
+        Launch(sums_.product_ends_kernel, programs, 1, 8, args, {"warps": 1}),
+    )
+    member, n = torch.arange(9, device=z.device)[:, None], torch.arange(sums.shape[2], device=z.device) // 4
+    row, column = member // 3 + (n + 2) // 5, member % 3 + (n + 2) % 5 - 2
+    is_read = (row < 3) & (column >= 0) & (column < 3) | (n == 13)  # of a member with another one, or of it alone
+    is_read = is_read & (map_class >= 0).view(-1, 1, 1)
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        add_parts.run()
+        return [(torch.where(is_read, sums, 0), torch.where(is_read, launches["add_parts"].args[3], 0))]
+
+    return Prototype(("products",), [*kernels], pairs)
+
+
+def slopes(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of the slopes."""
+    z, r, values, terms, stencil, expected, parts, maps = launches["slopes"].args
+    found, (_, height, width) = new(expected), parts.size
+    given, count = (z, r, values, terms, stencil, found, parts, maps), 4 * width + 4 * max(height - 4, 0)
+    number, strips = values.shape[0], cdiv(max(height - 4, 0), parts.strip.value)
+    kernels = [Launch(sums_.slope_ends_kernel, number, count, tile_of(count, 32), (*given, count), {"warps": 1})]
+    if strips:
+        kernels.append(Launch(sums_.slopes_few_kernel, number * strips, 1, 32, (*given, strips), {"warps": 1}))
+    has_term = values[:, 1].view(*expected.shape[:2], *(1,) * (expected.dim() - 2)) > 0
+    return Prototype(
+        ("slopes",), kernels, lambda: [(torch.where(has_term, found, 0), torch.where(has_term, expected, 0))]
+    )
+
+
+def labels(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of what comes from the labels."""
+    target, label, present, expected, ignore, grid, _ = launches["read_labels"].args
+    maps, names = (
+        launches["find_sides"].args[0],
+        ("same_scale", "other_scale", "same_side", "other_side", "other_class"),
+    )
+    others = {name: new(getattr(maps, name)) for name in names}
+    found, there = maps._replace(label=new(label), **others), None if present is None else torch.zeros_like(present)
+    tile = 16 if INTERPRETED else 4
+    size, columns = grid.size, 4 * tile  # of the tiles, of 8 rows
+    programs = len(label) * size.depth * cdiv(size.height, 8) * cdiv(size.width, columns)
+    sums = new(expected.new_empty(programs, expected.shape[1]))
+    flags, (depth, height, width) = label.new_empty(programs, dtype=torch.int8), map(int_of, grid.radius)
+    window, reach = (tuple(map(constant, range(-n * width, 4 + n * width))) for n in (1, 2))
+    rows = constant((2 * depth + 1) * (2 * height + 1))
+    given = found, there, sums, flags, ignore, window, reach, rows, grid, constant(8)
+    sides = Launch(windows.sides_few_kernel, programs, 1, tile, (target, *given), {"warps": 1})
+    weights = Launch(
+        windows.weights_few_kernel, programs, 1, tile, (found, flags, window, rows, grid, constant(8)), {"warps": 1}
+    )
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        pairs = [(found.label, label), (sums[:, :4].sum(0), expected[:, :4].sum(0))]
+        compared = (*names[2:4], *names[4:] * (maps.other_class is not None))
+        pairs += [(getattr(found, n), getattr(maps, n)) for n in compared]
+        is_edge = (maps.other_scale != 0) & (expected[:, 4:].sum() > 0) & (found.other_scale == found.other_scale)
+        pairs.append((torch.where(is_edge, found.other_scale, 0), torch.where(is_edge, maps.other_scale, 0)))
+        return pairs if there is None else [*pairs, (there, present)]
+
+    return Prototype(("read_labels", "find_sides", "weigh_pixels"), [sides, weights], pairs)
+
+
+def int_of(value: Any) -> int:  # noqa: ANN401
+    """Return a number, or that of a constant."""
+    return int(getattr(value, "value", value))
+
+
+def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
+    """Yield the prototypes that can replace kernels of a call."""
+    x, *_, grid = launches["forward"].args
+    if x.axes.value == 0 and grid.classes.value <= MOST:
+        yield forward(launches)
+        yield backward(launches)
+    if "find_sides" in launches and int_of(grid.radius.width) <= MOST_RADIUS and not grid.decay.value:
+        yield labels(launches)
+    if "products" in launches and grid.averages.depth == 1 and grid.cells.depth == 1:
+        yield products(launches)
+        if "slopes" in launches:
+            yield slopes(launches)

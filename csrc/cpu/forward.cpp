@@ -238,7 +238,7 @@ struct Passes {
     space.regions.start(slab, g);
     const int64_t reread = static_cast<int64_t>(space.regions.classes.size());
     const Smoothing<A> smoothing = call.smoothing(slab.image);
-    space.tiles.for_each(slab, weights, 4 * reread > g.classes, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    space.tiles.for_each(slab, weights, 4 * reread > g.classes, [&](Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       A* m = call.state.m ? call.state.m + at.start : own_m;
       A* r = call.state.m ? call.state.r + at.start : own_r;

@@ -47,8 +47,9 @@ struct Zeros {
 template <typename A>
 struct Averages {
   RegionSize size;
-  int64_t count, per_image;                   // of a map, of the maps of an image
-  Zeros<A> z, own_r;                          // sums of the labels' indicators
+  int64_t count, per_image;  // of a map, of the maps of an image
+  Zeros<uint8_t> z;          // sums of the labels' indicators
+  Zeros<A> own_r;
   A* r;                                       // and of what the shares leave of them; where slopes are kept, as they
   std::vector<int64_t> pixels;                // [B, C]
   std::vector<std::vector<int32_t>> classes;  // of each image, those that may have a term
@@ -124,7 +125,8 @@ struct Passes {
     const Geometry& g = call.g;
     const int64_t base = slab.image * g.pixels;
     const int64_t slice = average_of(slab.first_slice);
-    A* z = averages.exist() && slice < averages.size.depth ? averages.z.get() + averages.map(slab.image, 0) : nullptr;
+    uint8_t* z =
+        averages.exist() && slice < averages.size.depth ? averages.z.get() + averages.map(slab.image, 0) : nullptr;
     for_each_row(slab, [&](int64_t depth, int64_t y) {
       const int64_t first = base + (depth * g.height + y) * g.width;
       int16_t* label = call.label + first;
@@ -133,7 +135,7 @@ struct Passes {
         sums[i][Row::kWrong] += static_cast<double>(read_labels(target, first + x, n, label + x));
       }
       const int64_t band = average_of(y);
-      A* row = z && band < averages.size.height ? z + averages.row(slice, band) : nullptr;
+      uint8_t* row = z && band < averages.size.height ? z + averages.row(slice, band) : nullptr;
       count_row(label, row, counts);
     });
     const A* weight = call.weight ? call.weight + g.table(slab.image) : nullptr;
@@ -149,7 +151,7 @@ struct Passes {
   }
 
   // Adds the pixels of a row to the counts, and to a row of the averages of each class, run by run.
-  void count_row(const int16_t* label, A* z, std::vector<int64_t>& counts) {
+  void count_row(const int16_t* label, uint8_t* z, std::vector<int64_t>& counts) {
     const int64_t width = call.g.width, averages_of_row = z ? averages.size.width : 0;
     for (int64_t x = 0, end; x < width; x = end) {
       const int16_t c = label[x];
@@ -158,10 +160,10 @@ struct Passes {
       if (c < 0) continue;
       counts[c] += end - x;
       const int64_t first = average_of(x), last = average_of(end - 1);
-      A* of_class = z + c * averages.count;
-      for (int64_t k = first; k < std::min(last + 1, averages_of_row); ++k) of_class[k] += static_cast<A>(kPool);
-      if (first < averages_of_row) of_class[first] -= static_cast<A>(x - (kPool * first - 1));
-      if (last < averages_of_row) of_class[last] -= static_cast<A>(kPool * last + kPool - 1 - end);
+      uint8_t* of_class = z + c * averages.count;
+      for (int64_t k = first; k < std::min(last + 1, averages_of_row); ++k) of_class[k] += kPool;
+      if (first < averages_of_row) of_class[first] -= x - (kPool * first - 1);
+      if (last < averages_of_row) of_class[last] -= kPool * last + kPool - 1 - end;
     }
   }
 
@@ -236,7 +238,7 @@ struct Passes {
     space.regions.start(slab, g);
     const int64_t reread = static_cast<int64_t>(space.regions.classes.size());
     const Smoothing<A> smoothing = call.smoothing(slab.image);
-    space.tiles.for_each(slab, weights, 4 * reread > g.classes, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    space.tiles.for_each(slab, weights, 4 * reread > g.classes, [&](Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       A* m = call.state.m ? call.state.m + at.start : own_m;
       A* r = call.state.m ? call.state.r + at.start : own_r;
@@ -280,10 +282,11 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
     for (const int32_t c : averages.classes[b]) jobs.emplace_back(b, c);
   }
   on_each_thread(static_cast<int64_t>(jobs.size()), 1, [&](Tasks& tasks) {
+    std::vector<double> memory;
     for (int64_t job, end; tasks.take(job, end);) {
       const int64_t map = averages.map(jobs[job].first, jobs[job].second);
       const int64_t of = jobs[job].first * g.classes + jobs[job].second;
-      has_term[of] = region_term(averages.size, averages.z.get() + map, averages.r + map, &value[of],
+      has_term[of] = region_term(averages.size, averages.z.get() + map, averages.r + map, memory, &value[of],
                                  call.state.slopes ? call.state.slopes + map : nullptr);
     }
   });
@@ -322,7 +325,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Call<A> call(inputs, labels, outputs.saved, options);
   want_large_pages(call.label, g.batch * g.pixels * sizeof(*call.label));
   call.state.clear(g);
-  if (call.state.m) want_large_pages(call.state.m, 2 * g.batch * g.pixels * sizeof(A));
+  want_large_pages(data_of<std::byte>(outputs.saved.memory), outputs.saved.memory.numel());
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
   Averages<A> averages(call);
   Passes<A> passes = {call,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace edgeloss {
 
@@ -25,8 +26,9 @@ struct RegionSize {
 // Returns whether a class has a term, in an image with valid pixels of it and of another one; else the value is 0. Of
 // the pixels under each average, z [size] is the number of labels of the class, and r [size] the sum of z - q. slope
 // [size], which may be null, or r, gets the derivative of the value, R = 1 - σ (1 - ν), by the q of one of them. If r
-// has a nan, the value and all slopes are nan.
+// has a nan, the value and all slopes are nan. memory: what one call after another works in.
 template <typename A>
-bool region_term(const RegionSize& size, const A* z, const A* r, double* value, A* slope);
+bool region_term(const RegionSize& size, const uint8_t* z, const A* r, std::vector<double>& memory, double* value,
+                 A* slope);
 
 }  // namespace edgeloss

@@ -81,7 +81,7 @@ class SlabTiles {
   }
 
   // Calls body(pixels, where they are) for each tile. weights may be null; rereads: most of the tile is read
-  // more than once.
+  // more than once, so it has a buffer unless it lies in one.
   template <typename F>
   void for_each(const Slab& slab, const SlabWeights<A>* weights, bool rereads, const F& body) {
     const OtherWeight<A>* next = weights ? weights->others.data() : nullptr;
@@ -98,7 +98,7 @@ class SlabTiles {
     const Geometry& g = call_.g;
     const Stored<A> x = call_.image(slab.image);
     const int64_t begin = (z * g.height + slab.first_row) * g.width, all = slab.rows() * g.width;
-    const bool in_place = !upsampled_ && is_in_place(x) && !(rereads && g.classes > kFewClasses);
+    const bool in_place = !upsampled_ && is_in_place(x);
     for (int64_t p = 0, n; p < all; p += n) {
       const TilePlace at = {slab.image * g.pixels + begin + p, slab.first_row + p / g.width, p % g.width};
       n = std::min(step_, upsampled_ ? g.width - at.column : all - p);
@@ -112,6 +112,10 @@ class SlabTiles {
                             in_place ? x.class_step : step_, g.classes, n};
       for (int64_t j = 0; j < n; ++j) y_[j] = call_.label[at.start + j];
       Pixels<A> pixels = {tile, y_, call_.pixel_weight ? call_.pixel_weight + at.start : nullptr};
+      if (in_place && rereads && g.classes > kFewClasses) {
+        pixels.buffer = buffer_.data();
+        pixels.buffer_ld = step_;
+      }
       if (weights) {
         pixels.place = slab.place(g.width, z, at.row, at.column);
         pixels.same_side = weights->same_side.data() + pixels.place;

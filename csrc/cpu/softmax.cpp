@@ -23,24 +23,27 @@ EDGELOSS_INLINE void for_each_class_block(int64_t classes, const F& body) {
   }
 }
 
-// What is known of a tile's pixels from the classes so far: x_y is the logit of y.
+// What is known of a tile's pixels from the classes so far: x_y is the logit of y. buffer: where the tile is copied to.
 template <typename A>
 struct RunningTile {
-  A *m, *r, *lost, *x_y;
+  A *m, *r, *lost, *x_y, *buffer;
+  int64_t buffer_ld;
 };
 
 // Adds N classes from `first` on; Starts: the first ones.
-template <bool Starts, int N, typename A>
+template <bool Starts, bool Copies, int N, typename A>
 EDGELOSS_INLINE void add_classes(const Tile<A>& tile, int64_t first, const int32_t* y, const RunningTile<A>& sums) {
   const int64_t n = tile.n, ld = tile.ld;
   const A* x = tile.x + first * ld;
   A *m = sums.m, *r = sums.r, *lost = sums.lost, *x_y = sums.x_y;
+  A* copy = Copies ? sums.buffer + first * sums.buffer_ld : nullptr;
   for (int c = 0; c < N; ++c) prefetch_ahead(tile, first + c);
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
     A logit[N], own = Starts ? A(0) : x_y[j];
     for (int c = 0; c < N; ++c) {
       logit[c] = x[c * ld + j];
+      if constexpr (Copies) copy[c * sums.buffer_ld + j] = logit[c];
       own = y[j] == static_cast<int32_t>(first) + c ? logit[c] : own;
     }
     RunningSoftmax<A> softmax;
@@ -57,14 +60,16 @@ EDGELOSS_INLINE void add_classes(const Tile<A>& tile, int64_t first, const int32
   }
 }
 
-template <typename A>
-EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+template <bool Copies, typename A>
+EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll, A* buffer,
+                                        int64_t buffer_ld) {
   A lost[kTile], x_y[kTile];
-  const RunningTile<A> sums = {m, r, lost, x_y};
+  const RunningTile<A> sums = {m, r, lost, x_y, buffer, buffer_ld};
   for_each_class_block(tile.classes, [&](int64_t first, auto count) EDGELOSS_LOOP {
     constexpr int kCount = decltype(count)::value;
-    if (first == 0) return add_classes<true, kCount>(tile, first, y, sums);
-    if constexpr (2 * kCount >= kClassBlock) add_classes<false, kCount>(tile, first, y, sums);  // none has fewer
+    if (first == 0) return add_classes<true, Copies, kCount>(tile, first, y, sums);
+    if constexpr (2 * kCount >= kClassBlock)
+      add_classes<false, Copies, kCount>(tile, first, y, sums);  // none has fewer
   });
   const int64_t n = tile.n;
   EDGELOSS_INDEPENDENT
@@ -90,10 +95,11 @@ EDGELOSS_INLINE void statistics_of_two(const Tile<A>& tile, const int32_t* y, A*
 }  // namespace
 
 template <typename A>
-void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll, A* buffer, int64_t buffer_ld) {
   vectorized<A>([=]() EDGELOSS_LOOP {
     if (tile.classes == 2) return statistics_of_two(tile, y, m, r, nll);
-    statistics_of_many(tile, y, m, r, nll);
+    if (buffer) return statistics_of_many<true>(tile, y, m, r, nll, buffer, buffer_ld);
+    statistics_of_many<false>(tile, y, m, r, nll, buffer, buffer_ld);
   });
 }
 
@@ -105,8 +111,8 @@ void exponentials(A* v, int64_t n) {
   });
 }
 
-template void tile_statistics(const Tile<float>&, const int32_t*, float*, float*, float*);
-template void tile_statistics(const Tile<double>&, const int32_t*, double*, double*, double*);
+template void tile_statistics(const Tile<float>&, const int32_t*, float*, float*, float*, float*, int64_t);
+template void tile_statistics(const Tile<double>&, const int32_t*, double*, double*, double*, double*, int64_t);
 template void exponentials(float*, int64_t);
 template void exponentials(double*, int64_t);
 

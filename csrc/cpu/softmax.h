@@ -19,9 +19,11 @@ EDGELOSS_INLINE void prefetch_ahead(const Tile<A>& tile, int64_t c) {
   for (int64_t j = 0; j < tile.n; j += 64 / sizeof(A)) __builtin_prefetch(row + j);
 }
 
-// m, r and -log p(y) of a tile; nll is 0 where y is none of the classes.
+// m, r and -log p(y) of a tile; nll is 0 where y is none of the classes. A buffer, unless it is null or the classes are
+// two, gets a copy of the tile, its classes `buffer_ld` apart.
 template <typename A>
-void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll);
+void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll, A* buffer = nullptr,
+                     int64_t buffer_ld = 0);
 
 // v = e^v for n numbers v ≤ 0.
 template <typename A>

@@ -146,11 +146,12 @@ void add_others(const Pixels<A>& pixels, const A* m, const A* r, double* sums) {
 }  // namespace
 
 template <typename A>
-double tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, const EdgeSums& sums, A* m, A* r, A* map) {
-  const Tile<A>& tile = pixels.tile;
+double tile_terms(Pixels<A>& pixels, const Smoothing<A>& smoothing, const EdgeSums& sums, A* m, A* r, A* map) {
+  Tile<A>& tile = pixels.tile;
   const int64_t n = tile.n;
   A nll[kTile], ce[kTile];
-  tile_statistics(tile, pixels.y, m, r, nll);
+  tile_statistics(tile, pixels.y, m, r, nll, pixels.buffer, pixels.buffer_ld);
+  if (pixels.buffer) tile = {pixels.buffer, pixels.buffer_ld, tile.classes, n};
   const A* of_pixels = nll;
   if (smoothing.weight || smoothing.exists()) {
     std::memcpy(ce, nll, n * sizeof(A));
@@ -410,7 +411,7 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
 }
 
 #define EDGELOSS_INSTANTIATE(A)                                                                                        \
-  template double tile_terms(const Pixels<A>&, const Smoothing<A>&, const EdgeSums&, A*, A*, A*);                      \
+  template double tile_terms(Pixels<A>&, const Smoothing<A>&, const EdgeSums&, A*, A*, A*);                            \
   template void add_residuals(const Pixels<A>&, const A*, const A*, const std::vector<int32_t>&, int64_t, int64_t, A*, \
                               int64_t);                                                                                \
   template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*,        \

@@ -45,7 +45,9 @@ struct Pixels {
   const A* other_side = nullptr;           // b of the other of two classes, or null
   const OtherWeight<A>* others = nullptr;  // b_k of more classes, in the order of places, up to others_end
   const OtherWeight<A>* others_end = nullptr;
-  int32_t place = 0;  // of the first pixel, as in OtherWeight
+  int32_t place = 0;    // of the first pixel, as in OtherWeight
+  A* buffer = nullptr;  // where a tile that is read more than once is moved to, or null
+  int64_t buffer_ld = 0;
 };
 
 // Sums of the edge terms by class, [C].
@@ -54,9 +56,9 @@ struct EdgeSums {
 };
 
 // Returns the sum of the cross-entropy, adds the edge terms to those of their classes, and finds m and r; the
-// cross-entropy of each pixel goes to `map`, unless it is null.
+// cross-entropy of each pixel goes to `map`, unless it is null. Moves the tile to the buffer, if there is one.
 template <typename A>
-double tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, const EdgeSums& sums, A* m, A* r, A* map);
+double tile_terms(Pixels<A>& pixels, const Smoothing<A>& smoothing, const EdgeSums& sums, A* m, A* r, A* map);
 
 // Adds z - q of some classes at n pixels from `first` on to out[of · ld], where they count.
 template <typename A>

@@ -24,7 +24,7 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
     logits, target = patches()
     image = torch.rand(1, 3, *target.shape[1:])
     page = opened(logits, target, image=image, class_names=MARKUP, title=MARKUP[2])
-    assert page.run("return document.title") == MARKUP[2]
+    assert page.run("return document.title") == f"{MARKUP[2]} · edgeloss report"
     assert page.run("return document.querySelector('h1').textContent") == MARKUP[2]
     page.choose(0, "picture")
     np.testing.assert_array_equal(
@@ -319,7 +319,8 @@ def test_a_batch_is_shown_image_by_image_and_controls_work_meanwhile(opened: Ope
             drawView(0);
         }
     """)
-    page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
+    page.wait_for("return find('#wait').style.visibility === 'hidden' && image.picture.naturalWidth === 36")
+    assert page.run("return filter.hidden.size") == 0
     assert page.run("return images.findIndex(({ worst }) => worst === image.worst)") == 2
     assert page.run("return [menus[0].value, menus[1].value]") == ["cross_entropy", "gradient"]
     scores = compute_scores(target[2:].clamp(min=-1).numpy(), logits[2:].argmax(1).numpy(), 3)

@@ -65,7 +65,7 @@ def draw_index(items: Sequence[Item], *, title: str, by: str, class_names: Seque
     """
     (total,), (figures,) = _totals(items)
     about = "Scores count the pixels of all images together; losses are means over the images."
-    tiles = pages.tiles({"images": str(len(items))} | shown_figures(figures), about=about)
+    tiles = pages.tiles(shown_figures(figures), about=about)
     parts = [tiles, _gallery(items, (by, *FIGURES), _names_of(total, class_names))]
     return pages.page(title, parts, kind="index", footer=footer)
 

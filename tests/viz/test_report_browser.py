@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,39 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
     assert page.run("return document.querySelectorAll('#histograms figure').length") == 7
     assert page.run("return findAll('.sortable tbody th').map((one) => one.textContent)") == MARKUP
     assert page.run("return findAll('#legend button').map((one) => one.childNodes[1].textContent)") == MARKUP
+
+
+@pytest.mark.parametrize("width", [390, 800, 1440])
+def test_it_does_not_jump_while_it_unpacks(opened: Opened, sized: Sized, width: int) -> None:
+    sized(width, 900, False)
+    logits, target = patches()
+    page = opened(logits, target, image=torch.rand(1, 3, *target.shape[1:]))
+    script = """
+        const done = arguments[arguments.length - 1];
+        let sum = 0;
+        const add = (list) => list.getEntries().forEach(({ value }) => (sum += value));
+        new PerformanceObserver(add).observe({ type: "layout-shift", buffered: true });
+        setTimeout(() => done(sum), 200);
+    """
+    assert page.driver.execute_async_script(script) < 0.01  # 0.1 is called good
+
+
+def test_on_paper_views_keep_their_shape(opened: Opened, driver: Any) -> None:
+    logits, target = patches()
+    page = opened(logits, target)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 700, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    sizes = page.run(
+        "return canvases.map(({ offsetWidth: w, offsetHeight: h, width, height }) => [w / h, width / height])"
+    )
+    buttons = page.run("return findAll('button').filter((one) => one.offsetParent && one.closest('.toolbar')).length")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    for shown, drawn in sizes:
+        assert shown == pytest.approx(drawn, rel=0.02)
+    assert buttons == 0
 
 
 def test_every_layer_shows_its_map(opened: Opened) -> None:

@@ -34,9 +34,11 @@ parts.tiles = ({ title, values, changes, about }) => {
 
 parts.key = ({ entries }) => [element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)))];
 
-parts.folded = ({ title, text: content }) => [
-  element("section", { className: "card" }, element("details", {}, text("summary", title), text("pre", content))),
-];
+parts.folded = ({ title, text: content }) => {
+  const made = element("details", {}, text("summary", title), text("pre", content));
+  addEventListener("beforeprint", () => (made.open = true));
+  return [element("section", { className: "card" }, made)];
+};
 
 // -------------------------------------------------------------------------------------------------------------- tables
 

@@ -52,6 +52,21 @@ def test_it_does_not_jump_while_it_unpacks(opened: Opened, sized: Sized, width: 
     assert page.driver.execute_async_script(script) < 0.01  # 0.1 is called good
 
 
+def test_keys_lead_to_the_next_image_and_page(opened: Opened) -> None:
+    logits, target = patches()
+    batch = logits.expand(2, *logits.shape[1:]), target.expand(2, *target.shape[1:])
+    page = opened(*batch, links={"← a": "a.html", "b →": "b.html"})
+    page.run("for (const link of findAll('nav a')) link.addEventListener('click', (event) => {"
+             " event.preventDefault(); document.body.dataset.went = link.textContent; })")  # fmt: skip
+    body = page.driver.find_element("css selector", "body")
+    at = "return images.findIndex(({ tiles }) => tiles === image.tiles)"
+    for key, index, went in (("n", 1, None), ("n", 1, "b →"), ("p", 0, "b →"), ("p", 0, "← a")):
+        body.send_keys(key)
+        page.wait_for(at, index)
+        assert page.run("return document.body.dataset.went ?? null") == went
+        assert page.run("return find('#image').value") == str(index)
+
+
 def test_on_paper_views_keep_their_shape(opened: Opened, driver: Any) -> None:
     logits, target = patches()
     page = opened(logits, target)

@@ -44,7 +44,7 @@ SCORES = {
     "val/boundary_f1_1": "boundary F1, 1 px",
     "val/edge_accuracy": "accuracy at edges",
 }
-SPECKLES = "pixels called wire, not near any"
+SPECKLES = "wire pixels far from any wire"
 
 
 def train(name: str, output: Path, overrides: Sequence[str]) -> int:
@@ -75,7 +75,7 @@ def score_table(runs: dict[str, Row], speckles: Sequence[int]) -> Table:
     for key, name in SCORES.items():
         a, b = (row[key] or 0.0 for row in (first, second))
         table.add_row(name, f"{a:.1%}", f"{b:.1%}", f"{100 * (b - a):+.1f}")
-    table.add_row(f"{SPECKLES} (fewer is better)", *map(str, speckles), f"{speckles[1] - speckles[0]:+d}")
+    table.add_row(SPECKLES, *map(str, speckles), f"{speckles[1] - speckles[0]:+d}")
     return table
 
 

@@ -19,7 +19,7 @@ from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
-from edgeloss.viz.gallery import Item, compare_item, comparison, draw_index, index_item
+from edgeloss.viz.gallery import Item, compare_item, draw_comparison, draw_index, index_item
 from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.pictures import side_for
@@ -156,10 +156,16 @@ def compare(options: Namespace) -> int:
             items += _compare_case(files, names, reader, side, said)
     if not items:
         return work.finish()
-    classes = len(items[0].scores[0].pixels)
-    colors = class_colors(reader.palette(classes), classes)
-    about = _about_loss(reader)
-    page = comparison(items, names, class_names=reader.names, colors=colors, footer=about)
+    classes = max(len(item.scores[0].pixels) for item in items)
+    paths = zip(names, (options.first, options.second), strict=True)
+    page = draw_comparison(
+        items,
+        names,
+        class_names=reader.names,
+        colors=class_colors(reader.palette(classes), classes),
+        subtitle=" · ".join([*(f"{name}: {printable(str(path))}" for name, path in paths), f"{len(items)} images"]),
+        footer=_about_loss(reader),
+    )
     write(output, page.encode(), options.command)
     say_wrote(output)
     images = {

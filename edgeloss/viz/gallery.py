@@ -24,7 +24,6 @@ _SHOWN = 3  # images of the largest gains, and as many of the largest losses
 _BY = "boundary_f1_1px"  # what a comparison sorts by
 _HEADLINES = ("mean_iou", _BY, "pixel_accuracy", "cross_entropy", "edge")
 _INDEX_SIDE = 360  # pixels of the pictures of an index
-_TRUTH, _DIFFERENCE = "ground truth", "difference"
 
 
 class Item(NamedTuple):
@@ -70,8 +69,14 @@ def draw_index(items: Sequence[Item], *, title: str, by: str, class_names: Seque
     return pages.page(title, parts, kind="index", footer=footer)
 
 
-def comparison(
-    items: Sequence[Item], runs: Sequence[str], *, class_names: Sequence[str] | None, colors: _Array, footer: str
+def draw_comparison(
+    items: Sequence[Item],
+    runs: Sequence[str],
+    *,
+    class_names: Sequence[str] | None,
+    colors: _Array,
+    subtitle: str,
+    footer: str,
 ) -> str:
     """Return the page about the same images under two networks.
 
@@ -80,6 +85,7 @@ def comparison(
         runs: names of the two networks.
         class_names: the class indices if None.
         colors: of the classes, [C, 3] in [0, 1].
+        subtitle: what the two are.
         footer: the last line.
     """
     totals, figures = _totals(items)
@@ -93,7 +99,8 @@ def comparison(
             items, (_BY, *_HEADLINES), names, about=f"Sorted by what {runs[1]} gains over {runs[0]}, the least first."
         ),
     ]
-    return pages.page(f"{runs[0]} compared with {runs[1]}", parts, kind="comparison", footer=footer)
+    title = f"{runs[0]} compared with {runs[1]}"
+    return pages.page(title, parts, kind="comparison", subtitle=subtitle, footer=footer)
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -174,10 +181,10 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     # In rows of four, or of two: what belongs together is next to or below each other.
     pictures = [
         photo_picture(image, truth.shape),
-        picture(picture_of_labels(truth, colors), side, _TRUTH),
+        picture(picture_of_labels(truth, colors), side, "ground truth"),
         *(picture(labels_picture(truth, one.prediction[0], colors), side, run) for run, one in runs.items()),
         picture(edges, side, f"change of the edge loss: ±{most:.2g} nats"),
-        picture(difference, side, _DIFFERENCE, base="gray"),
+        picture(difference, side, "difference", base="gray"),
     ]
     for run, one in runs.items():
         errors = error_overlay(truth, one.prediction[0], on_photo=on_photo)

@@ -15,4 +15,3 @@ def test_pictures_are_what_the_script_draws(name: str) -> None:
     drawn = np.asarray(first_page.DRAWN[name](first_page.read_windows()))
     np.testing.assert_array_equal(np.asarray(Image.open(path).convert("RGB")), drawn)
     assert path.stat().st_size < 500_000
-

@@ -42,7 +42,9 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert ran.code == 0, ran.err
     assert re.fullmatch(wrote(output), ran.err)
     page = output.read_text("utf-8")
-    assert page_data(page)["title"] == "preds compared with better"
+    about = page_data(page)
+    assert (about["title"], about["kind"]) == ("preds compared with better", "edgeloss comparison")
+    assert about["subtitle"] == f"preds: {folders / 'preds'} · better: {folders / 'better'} · 3 images"
     gains, median, losses = parts_of(page, "figures")
     assert (gains["title"], losses["title"]) == tuple(
         f"Where better {x} most boundary F1, 1 px" for x in ("gains", "loses")
@@ -121,6 +123,24 @@ def test_names_in_one_alone_can_be_skipped(run: Run, folders: Path, two: list[ob
     (folders / "better" / "b.pt").unlink()
     ran = run(*two, "-o", folders / "compare.html", "--skip-missing", "--json")
     assert set(json.loads(ran.out)["images"]) == {"a", "c"}
+
+
+def test_images_may_have_other_classes(run: Run, folders: Path) -> None:
+    """Without --classes, labels have as many as occur in a case."""
+    for folder, names in (("x", "ab"), ("y", "ab")):
+        (folders / folder).mkdir()
+        for name in names:
+            labels = mask_array().clip(max=1 if name == "a" else 2)
+            Image.fromarray(labels).save(folders / folder / f"{name}.png")
+    masks = folders / "small"
+    masks.mkdir()
+    for name in "ab":
+        Image.open(folders / "x" / f"{name}.png").save(masks / f"{name}.png")
+    output = folders / "compare.html"
+    ran = run("compare", folders / "x", folders / "y", "--mask", masks, "-o", output)
+    assert ran.code == 0, ran.err
+    (tables,) = parts_of(output.read_text("utf-8"), "tables")
+    assert [row[0][0] for row in tables["tables"][1]["rows"]] == ["0", "1", "2"]
 
 
 def test_labels_have_the_given_number_of_classes(run: Run, folders: Path) -> None:

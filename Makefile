@@ -161,14 +161,18 @@ check-compilers: setup  ## compile the CPU kernels by clang for x86-64 and aarch
 	@$(INSTALL) ziglang
 	@$(BIN)/python tools/check_builds.py clang
 
-# Formulas are drawn by KaTeX, which the site has a copy of.
-build/katex/dist/katex.min.js:
-	@echo "==> downloading KaTeX"
-	@command -v npm >/dev/null || { echo "there is no npm to download KaTeX with"; exit 1; }
-	@mkdir -p build/katex && cd build/katex && npm pack --silent katex@0.19 >/dev/null && tar xzf katex-*.tgz --strip-components=1
+# The site has a copy of what draws formulas, and of what searches where pages are opened as files.
+OF_SITE := build/katex/dist/katex.min.js build/iframe-worker/shim/index.js
+build/katex/dist/katex.min.js: PACKAGE := katex@0.19
+build/iframe-worker/shim/index.js: PACKAGE := iframe-worker@1
+$(OF_SITE):
+	@echo "==> downloading $(PACKAGE)"
+	@command -v npm >/dev/null || { echo "there is no npm to download $(PACKAGE) with"; exit 1; }
+	@folder=build/$(word 2,$(subst /, ,$@)) && mkdir -p $$folder && cd $$folder && npm pack --silent $(PACKAGE) >/dev/null && \
+		tar xzf *.tgz --strip-components=1
 
 .PHONY: docs-tools
-docs-tools: setup build/katex/dist/katex.min.js
+docs-tools: setup $(OF_SITE)
 	@$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || { \
 		echo "==> installing what builds the site" && $(INSTALL) -r pyproject.toml --extra docs; }
 
@@ -177,7 +181,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 docs: docs-tools  ## build the documentation site in build/site; warnings are errors
 	@echo "==> building the documentation site"
 	@$(MKDOCS) build --quiet --strict --config-file tools/docsite/mkdocs.yml
-	@echo "==> ready: build/site/index.html; make docs-serve shows it at http://127.0.0.1:8000"
+	@echo "==> ready: open build/site/index.html in a browser; it needs no server"
+	@echo "    while you write: make docs-serve shows the site at http://127.0.0.1:8000, and follows changes"
 
 PORT ?= 8000
 

@@ -95,13 +95,23 @@ def cases_table(group: str) -> list[str]:
 
 
 SHORT = {
-    "19 classes": "19 classes, [4, 19, 512, 512]",
-    "2 classes": "2 classes, [8, 2, 512, 512]",
-    "binary": "1 logit, [8, 1, 512, 512]",
-    "volume": "a volume of 4 classes, [1, 4, 64, 128, 128]",
-    "11 classes, one thread": "the trainings on CamVid above, [4, 11, 120, 160], one thread",
-    "upsampled, 19 classes": "19 classes upsampled 4 ×, [4, 19, 128, 128]",
+    "19 classes": "[4, 19, 512, 512]",
+    "upsampled, 19 classes": "[4, 19, 128, 128], upsampled 4 ×",
+    "2 classes": "[8, 2, 512, 512]",
+    "binary": "[8, 1, 512, 512], one logit",
+    "volume": "[1, 4, 64, 128, 128], a volume",
+    "11 classes, one thread": "[4, 11, 120, 160], one thread",
 }
+
+
+def cost_table() -> list[str]:
+    """Return the ratios of the cases in ``SHORT`` on both processors, and on a GPU."""
+    on_gpu = {row["name"]: row for row in read_rows(RESULTS / "gpu.jsonl") if row["step"] == "speed"}
+    rows = []
+    for case, name in SHORT.items():
+        cells = zip(ratios(case).split(" | "), (on_gpu[case][loss]["ratio"] for loss in NAMES[1:]), strict=True)
+        rows.append(" | ".join([name, *(f"{on_cpus} | {gpu:.2f}" for on_cpus, gpu in cells)]))
+    return table("logits | default, CPUs: | GPU: | `region_weight=0`, CPUs: | GPU:", rows)
 
 
 def machines(*more: str) -> list[str]:
@@ -382,9 +392,7 @@ FIGURES = {
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
         {
             "docs/performance.md": partial(cases_table, "table"),
-            "README.md": lambda: table(
-                "logits | `EdgeAwareLoss()`: | `region_weight=0`:", (f"{SHORT[c]} | {ratios(c)}" for c in SHORT)
-            ),
+            "README.md": cost_table,
         },
         {"docs/performance.md": partial(machines, "cores", "threads"), "README.md": memory_sentences},
         results="speed.jsonl",

@@ -45,7 +45,7 @@ from calls import ON_GPU, random_case  # noqa: E402
 from roundings import Case, with_unread  # noqa: E402
 
 from check_gpu import FORMS, Form, resources  # noqa: E402
-from edgeloss import library  # noqa: E402
+from edgeloss._kernels import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 from measure import added_memory, median_seconds, processes  # noqa: E402
 from result_table import Row, add_rows, read_rows  # noqa: E402

@@ -2,8 +2,8 @@
 """Train a small U-Net twice from the same seed, with cross-entropy and with EdgeAwareLoss(), and compare the two.
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
-with one thread each. OUTPUT gets the data, the two runs of train.py, comparison.html (the same images under both
-networks, by the command edgeloss), curves.png and report.html.
+with one thread each. OUTPUT gets the data, the two runs of train.py with their pages, demo.png (the median image under
+both networks), comparison.html (all images, by the command edgeloss) and report.html (the median one, pixel by pixel).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -28,7 +27,9 @@ from rich.table import Table
 from scipy.ndimage import distance_transform_edt
 
 from edgeloss.io import VOID_INDEX, read_classes
-from edgeloss.viz.run_page import Row, is_share
+from edgeloss.viz import distinct_colors
+from edgeloss.viz.coloring import picture_of_labels
+from edgeloss.viz.run_page import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -43,13 +44,7 @@ SCORES = {
     "val/boundary_f1_1": "boundary F1, 1 px",
     "val/edge_accuracy": "accuracy at edges",
 }
-CURVES = {
-    "val/miou": "validation: mean IoU",
-    "val/edge_accuracy": "validation: accuracy on edge pixels",
-    "val/edge": "validation: mean edge term",
-    "train/edge": "training: mean edge term",
-}
-COLORS = ("#0072b2", "#c24e00")  # of the two runs, as on the pages
+SPECKLES = "wire pixels far from any wire"
 
 
 def train(name: str, output: Path, overrides: Sequence[str]) -> int:
@@ -69,37 +64,39 @@ def train(name: str, output: Path, overrides: Sequence[str]) -> int:
     return process.returncode
 
 
-def score_table(runs: dict[str, Row]) -> Table:
-    """Return the scores of two runs, and what the second gains in percentage points."""
+def score_table(runs: dict[str, Row], speckles: Sequence[int]) -> Table:
+    """Return the scores of two runs, what the second gains in percentage points, and what it may lose: speckles."""
     table = Table(
         title="\nValidation images, after the last epoch\n", title_justify="left", box=SIMPLE_HEAD, show_edge=False
     )
-    for name in ("", *runs, "gain"):
+    for name in ("", *runs, "change"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     first, second = runs.values()
     for key, name in SCORES.items():
         a, b = (row[key] or 0.0 for row in (first, second))
         table.add_row(name, f"{a:.1%}", f"{b:.1%}", f"{100 * (b - a):+.1f}")
+    table.add_row(SPECKLES, *map(str, speckles), f"{speckles[1] - speckles[0]:+d}")
     return table
 
 
-def draw_curves(runs: dict[str, list[Row]]) -> Figure:
-    """Draw one picture per figure in CURVES, with one line per run."""
-    figure = Figure(figsize=(14, 3), layout="constrained")
-    for axes, (key, title) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
-        for (name, epochs), color in zip(runs.items(), COLORS, strict=True):
-            values = [float("nan") if row.get(key) is None else row[key] for row in epochs]
-            axes.plot([row["epoch"] for row in epochs], values, marker=".", color=color, label=name)
-        axes.set_title(title, fontsize="medium", loc="left")
-        axes.set_xlabel("epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if is_share(key):
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        else:
-            axes.set_ylabel("loss of an edge pixel\nby its neighbors")
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+def draw_image(output: Path, name: str, scores: Sequence[Row]) -> Figure:
+    """Draw an image, its labels, and the labels that both networks predict, with their boundary F1."""
+    data = output / "data"
+    files = {"true labels": data / "val" / "masks", **{run: output / run / "labels" for run in RUNS}}
+    labels = {title: np.asarray(Image.open(folder / f"{name}.png")).astype(int) for title, folder in files.items()}
+    void = labels["true labels"] == VOID_INDEX
+    colors = distinct_colors(len(read_classes(data / "classes.txt").names))
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    image, *others = figure.subplots(1, 4)
+    image.imshow(Image.open(data / "val" / "images" / f"{name}.png"))
+    image.set_title("image", loc="left")
+    for axes, (title, drawn) in zip(others, labels.items(), strict=True):
+        axes.imshow(picture_of_labels(np.where(void, -1, drawn), colors), interpolation="nearest")
+        axes.set_title(title, loc="left")
+    for axes, row in zip(others[1:], scores, strict=True):
+        axes.set_xlabel(f"boundary F1, 1 px: {row['boundary_f1_1px'] or 0:.1%}", loc="left")
+    for axes in (image, *others):
+        axes.set(xticks=[], yticks=[])
     return figure
 
 
@@ -111,7 +108,7 @@ def run_python(*words: object) -> str:
 
 
 def write_pages(output: Path) -> None:
-    """Write the page that compares both networks on the validation images, and a page about one of the images."""
+    """Write the page that compares both networks on the validation images, and picture and page of the median one."""
     data, predictions = output / "data", [output / name / "probabilities" for name in RUNS]
     images, masks, classes = data / "val" / "images", data / "val" / "masks", ("--classes", data / "classes.txt")
     for name in RUNS:
@@ -119,10 +116,12 @@ def write_pages(output: Path) -> None:
         run_python("examples/predict.py", *given, "--probabilities", "--overwrite")
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
     scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *predictions, *given))["images"]
-    gains = {name: (after["mean_iou"] or 0) - (before["mean_iou"] or 0) for name, (before, after) in scores.items()}
+    key = "boundary_f1_1px"
+    gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
     shown = sorted(gains, key=gains.__getitem__)[len(gains) // 2]
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss.cli", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
+    draw_image(output, shown, scores[shown]).savefig(output / "demo.png", dpi=150)
 
 
 def count_speckles(labels: Path, masks: Path, wire: int) -> int:
@@ -133,24 +132,6 @@ def count_speckles(labels: Path, masks: Path, wire: int) -> int:
         is_far = distance_transform_edt(truth != wire) > 3 if (truth == wire).any() else np.ones(truth.shape, bool)
         count += int(((labeled == wire) & (truth != VOID_INDEX) & is_far).sum())
     return count
-
-
-def about_gains(first: Row, second: Row) -> str:
-    """Return a sentence about the scores in which the second run is ahead."""
-    gains = {name: 100 * ((second[key] or 0.0) - (first[key] or 0.0)) for key, name in SCORES.items()}
-    most = max(gains, key=gains.__getitem__)
-    if gains[most] <= 0:
-        return "Better with EdgeAwareLoss: none of the scores."
-    ahead = sum(gain > 0 for gain in gains.values())
-    return f"Better with EdgeAwareLoss: {ahead} of {len(gains)} scores, most of all {most} ({gains[most]:+.1f} points)."
-
-
-def about_speckles(first: int, second: int) -> str:
-    """Return a sentence about the pixels that two networks call wire where there is none."""
-    counts = f"{second} instead of {first} pixels are called wire more than 3 px away from any"
-    if second <= first:
-        return f"Not worse: {counts}."
-    return f"Worse: {counts}; comparison.html shows those added in orange."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,24 +162,17 @@ def run(options: argparse.Namespace) -> int:
         return max(codes)
     console.print("==> comparing the two networks", markup=False)
     histories = {name: json.loads((output / name / "metrics.json").read_text())["epochs"] for name in RUNS}
-    draw_curves(histories).savefig(output / "curves.png", dpi=150)
     write_pages(output)
     last = {name: history[-1] for name, history in histories.items()}
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
     counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
-    console.print(score_table(last))
-    console.print()
-    console.print(about_gains(*last.values()), about_speckles(*counts), sep="\n", markup=False)
-    console.print("\nOpen these first:", markup=False)
-    pages = {
-        "comparison.html": "all validation images under both networks",
-        "report.html": "one image: every term, pixel by pixel",
-        "curves.png": "the scores after each epoch",
-        "EdgeAwareLoss/report.html": "the run, with its worst images",
-    }
-    paths = {os.path.relpath(output / name): content for name, content in pages.items()}
-    for path, content in paths.items():
-        console.print(f"  {path:{max(map(len, paths))}}  {content}", markup=False)
+    console.print(score_table(last, counts))
+    picture, page = (os.path.relpath(output / name) for name in ("demo.png", "comparison.html"))
+    console.print(f"\n{picture} shows the image of the median gain under both networks.", markup=False)
+    console.print(
+        f"Try next: open {page}, which compares them on every image, then train on your own images: docs/training.md",
+        markup=False,
+    )
     return 0
 
 

@@ -145,8 +145,9 @@ def _add_view(parser: ArgumentParser) -> None:
 def _add_compare(parser: ArgumentParser) -> None:
     """Compare the predictions of two networks for the same images.
 
-    The page has the scores and the terms of the loss of each network, the images where the second gains and loses most
-    boundary F1 with maps of the differences, and a gallery of all images to sort and filter.
+    The page has the scores and the terms of the loss of each network and their differences, per class too; labels and
+    predictions side by side for the images where the second gains and loses most boundary F1, and the median one; and
+    all images to sort and filter.
 
     Examples:
       edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html

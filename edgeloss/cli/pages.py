@@ -19,9 +19,10 @@ from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
-from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
+from edgeloss.viz.gallery import Item, compare_item, draw_comparison, draw_index, index_item
 from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
+from edgeloss.viz.pictures import side_for
 from edgeloss.viz.report import draw_report
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
@@ -48,9 +49,9 @@ def view(options: Namespace) -> int:
             parts = [{"kind": "note", "text": printable(work.skipped[files.name])}]
             write(page, draw_page(printable(files.name), parts, links=links).encode(), options.command)
     if index is not None and items:
-        about = f"thumbnails show wrong pixels in red; {_about_tiles(reader)}"
-        title = f"edgeloss: {len(items)} images"
-        text = gallery([*items.values()], title=title, by="edge", class_names=reader.names, footer=about)
+        about = f"wrong pixels are red; {_about_loss(reader)}"
+        title = f"{printable(options.output.resolve().name)}: {len(items)} images"
+        text = draw_index([*items.values()], title=title, by="edge", class_names=reader.names, footer=about)
         write(index, text.encode(), options.command)
     if items:
         written = [pages[name] for name in items]
@@ -109,9 +110,8 @@ def _write_page(
     return case, examined
 
 
-def _about_tiles(reader: Reader) -> str:
-    loss = " ".join(str(reader.criterion).split())
-    return f"scores count the pixels of all images together, losses are means over images of {loss}"
+def _about_loss(reader: Reader) -> str:
+    return f"losses are those of {' '.join(str(reader.criterion).split())}"
 
 
 def _links(pages: Sequence[Path], page: Path, index: Path | None) -> dict[str, str]:
@@ -148,23 +148,23 @@ def compare(options: Namespace) -> int:
     split = read_split(options)
     reader, work, output = Reader(options, split), Work(options, split), options.output
     names = [printable(name) for name in options.names or _names(options.first, options.second)]
+    side = side_for(len(work.cases) * len(options.slice or [0]))
     items: list[Item] = []
     for files, said in work:
         said("reading")
         with work.skipping(files):
-            items += _compare_case(files, names, reader, said)
-        kept = {item.name for chosen in best_and_worst(items) for item in chosen}
-        items = [item if item.name in kept else item._replace(large={}) for item in items]
+            items += _compare_case(files, names, reader, side, said)
     if not items:
         return work.finish()
-    page = gallery(
+    classes = max(len(item.scores[0].pixels) for item in items)
+    paths = zip(names, (options.first, options.second), strict=True)
+    page = draw_comparison(
         items,
-        title=" compared with ".join(names),
-        by="boundary_f1_1px",
-        runs=names,
+        names,
         class_names=reader.names,
-        about=describe_changes(items, names),
-        footer=f"images are sorted by what the second network gains over the first; {_about_tiles(reader)}",
+        colors=class_colors(reader.palette(classes), classes),
+        subtitle=" · ".join([*(f"{name}: {printable(str(path))}" for name, path in paths), f"{len(items)} images"]),
+        footer=_about_loss(reader),
     )
     write(output, page.encode(), options.command)
     say_wrote(output)
@@ -179,7 +179,7 @@ def compare(options: Namespace) -> int:
     return work.finish()
 
 
-def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: Said) -> list[Item]:
+def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, side: int, said: Said) -> list[Item]:
     """Return what the page shows of each picture of a case."""
     assert files.second is not None
     first, second = reader.read(files), reader.read(files._replace(prediction=files.second))
@@ -194,7 +194,7 @@ def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, said: 
     )
     for at, (*pair, image) in enumerate(zip(first_arrays, second_arrays, first.pictures(), strict=True)):
         name = printable(first.name if first.slices is None else f"{first.name}, {first.slices[at]}")
-        items.append(compare_item(name, image, dict(zip(names, pair, strict=True)), colors))
+        items.append(compare_item(name, image, dict(zip(names, pair, strict=True)), colors, side))
     return items
 
 

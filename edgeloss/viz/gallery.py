@@ -1,4 +1,4 @@
-"""Images under one network, or the same images under two → a page of thumbnails to sort and filter."""
+"""Images under one network, or the same images under two → a page of pictures to sort, filter and enlarge."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, error_picture, picture_of_labels, reduce_blocks
+from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, picture_of_labels, reduce_blocks
 from edgeloss.viz.palette import NOTHING, VOID
-from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes, shown_figures, small_jpeg
+from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, overlay, photo_picture, photograph, picture
+from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown, shown_change, shown_changes, shown_figures
 
 _Array = npt.NDArray[Any]
 # How two predictions differ: better and worse are told apart by red-green-blind readers too.
 _BETTER, _WORSE, _BOTH = (0.13, 0.45, 0.85), (0.93, 0.45, 0.05), (0.95, 0.87, 0.25)
 _SHOWN = 3  # images of the largest gains, and as many of the largest losses
-_LARGE = 720  # pixels of the longer side of their pictures
+_BY = "boundary_f1_1px"  # what a comparison sorts by
+_HEADLINES = ("mean_iou", _BY, "pixel_accuracy", "cross_entropy", "edge")
+_INDEX_SIDE = 360  # pixels of the pictures of an index
 
 
 class Item(NamedTuple):
@@ -30,17 +33,17 @@ class Item(NamedTuple):
         name: to be shown.
         figures: of each network.
         scores: of each network.
-        pictures: JPEGs, by caption.
+        pictures: see :mod:`edgeloss.viz.pictures`.
+        photo: the photograph below them, a data URI.
         link: a file next to the page; empty for none.
-        large: larger JPEGs, by caption.
     """
 
     name: str
     figures: list[dict[str, float]]
     scores: list[Scores]
-    pictures: dict[str, bytes]
+    pictures: list[pages.Part]
+    photo: str = ""
     link: str = ""
-    large: Mapping[str, bytes] = {}
 
     @property
     def changes(self) -> dict[str, float]:
@@ -49,42 +52,64 @@ class Item(NamedTuple):
         return first if first is last else {key: last[key] - first[key] for key in last}
 
 
-def gallery(
-    items: Sequence[Item],
-    *,
-    title: str,
-    by: str,
-    runs: Sequence[str] = (),
-    class_names: Sequence[str] | None = None,
-    about: Sequence[pages.Part] = (),
-    footer: str = "",
-) -> str:
-    """Return the page.
+def draw_index(items: Sequence[Item], *, title: str, by: str, class_names: Sequence[str] | None, footer: str) -> str:
+    """Return a page that leads to those of images.
 
     Args:
-        items: at least one, each with the figures of every network.
+        items: at least one.
         title: of the page.
         by: the key of the figure that the page sorts by, the worst first; of equal ones in the given order.
-        runs: names of the two networks; none if there is one.
         class_names: the class indices if None.
-        about: between tiles and thumbnails.
         footer: the last line.
     """
+    (total,), (figures,) = _totals(items)
+    about = "Scores count the pixels of all images together; losses are means over the images."
+    tiles = pages.tiles(shown_figures(figures), about=about)
+    parts = [tiles, _gallery(items, (by, *FIGURES), _names_of(total, class_names))]
+    return pages.page(title, parts, kind="index", footer=footer)
+
+
+def draw_comparison(
+    items: Sequence[Item],
+    runs: Sequence[str],
+    *,
+    class_names: Sequence[str] | None,
+    colors: _Array,
+    subtitle: str,
+    footer: str,
+) -> str:
+    """Return the page about the same images under two networks.
+
+    Args:
+        items: at least one, as :func:`compare_item` returns them.
+        runs: names of the two networks.
+        class_names: the class indices if None.
+        colors: of the classes, [C, 3] in [0, 1].
+        subtitle: what the two are.
+        footer: the last line.
+    """
+    totals, figures = _totals(items)
+    names = _names_of(totals[0], class_names)
+    parts = [
+        _headlines(items, runs, figures),
+        {"kind": "tables", "title": "Scores", "tables": _score_tables(runs, totals, figures, names, colors)},
+        *_examples(items, runs, names, colors, totals[0]),
+        {"kind": "heading", "title": f"All {len(items)} images"},
+        _gallery(
+            items, (_BY, *_HEADLINES), names, about=f"Sorted by what {runs[1]} gains over {runs[0]}, the least first."
+        ),
+    ]
+    title = f"{runs[0]} compared with {runs[1]}"
+    return pages.page(title, parts, kind="comparison", subtitle=subtitle, footer=footer)
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _totals(items: Sequence[Item]) -> tuple[list[Scores], list[dict[str, float]]]:
+    """Return the counts of each network over all images, and the figures that follow from them."""
     totals = [functools.reduce(Scores.plus, scores) for scores in zip(*(item.scores for item in items), strict=True)]
-    shown = [_total([item.figures[at] for item in items], total) for at, total in enumerate(totals)]
-    names = [str(k) for k in range(len(totals[0].pixels))] if class_names is None else class_names
-    keys = [by, *(key for key in FIGURES if key in items[0].changes and key not in ("loss", by))]
-    thumbnails = {
-        "kind": "gallery",
-        "items": [_card(item, keys) for item in items],
-        "sort": [[key, FIGURES[key][0]] for key in keys],
-        "scores": [key for key, (_, _, is_score) in FIGURES.items() if is_score],
-        "classes": [[k, names[k]] for k in np.flatnonzero(~np.isnan(totals[0].iou)).tolist()],
-    }
-    count = {} if runs else {"images": str(len(items))}
-    tiles = [pages.tiles(count | shown_figures(shown[0]), runs[0] if runs else "")]
-    tiles += [pages.tiles(shown_figures(one), runs[1], shown_changes(shown[0], one)) for one in shown[1:]]
-    return pages.page(title, [*tiles, *about, thumbnails], footer=footer)
+    return totals, [_total([item.figures[at] for item in items], total) for at, total in enumerate(totals)]
 
 
 def _total(figures: Sequence[Mapping[str, float]], scores: Scores) -> dict[str, float]:
@@ -92,112 +117,186 @@ def _total(figures: Sequence[Mapping[str, float]], scores: Scores) -> dict[str, 
     return {key: mean_of_present([one[key] for one in figures]) for key in figures[0]} | scores.means
 
 
+def _names_of(total: Scores, class_names: Sequence[str] | None) -> Sequence[str]:
+    return [str(k) for k in range(len(total.pixels))] if class_names is None else class_names
+
+
+def _gallery(items: Sequence[Item], keys: Sequence[str], names: Sequence[str], about: str = "") -> pages.Part:
+    """Return all images, with those of their figures that they have; the page sorts by the first."""
+    keys = [key for key in dict.fromkeys(keys) if key in items[0].changes and key != "loss"]
+    occurs = functools.reduce(Scores.plus, (item.scores[0] for item in items)).occurs
+    return {
+        "kind": "gallery",
+        "about": about,
+        "items": [_card(item, keys) for item in items],
+        "sort": [[key, FIGURES[key][0]] for key in keys],
+        "scores": [key for key, (_, _, is_score) in FIGURES.items() if is_score],
+        "classes": [[k, names[k]] for k in np.flatnonzero(occurs).tolist()],
+    }
+
+
 def _card(item: Item, keys: Sequence[str]) -> pages.Part:
-    """Return an image with its lines of figures, and with the numbers that the page sorts by."""
     runs = [shown_figures(figures) for figures in item.figures]
     names = [FIGURES[key][0] for key in keys]
     return {
         "name": item.name,
         "link": item.link and pages.file_link(item.link),
-        "figures": [pages.figure(content, caption) for caption, content in item.pictures.items()],
+        "photo": item.photo,
+        "figures": item.pictures,
         "lines": [[name, " → ".join(run[name] for run in runs)] for name in names],
         "values": {key: pages.finite(value) for key, value in item.changes.items()},
         "iou": [[pages.finite(iou) for iou in scores.iou] for scores in item.scores],
     }
 
 
-def index_item(
-    name: str, examined: Sequence[Arrays], images: Sequence[npt.NDArray[np.uint8] | None], link: str
-) -> Item:
+def index_item(name: str, examined: Sequence[Arrays], images: Sequence[Rgb | None], link: str) -> Item:
     """Return what an index shows of a page; of several slices their mean figures, and the middle one."""
     total = functools.reduce(Scores.plus, (one.scores for one in examined))
     middle = len(examined) // 2
-    arrays = examined[middle]
-    picture = small_jpeg(error_picture(arrays.target[0], arrays.prediction[0], images[middle]))
-    return Item(name, [_total([one.figures for one in examined], total)], [total], {"": picture}, link)
+    arrays, image = examined[middle], images[middle]
+    errors = error_overlay(arrays.target[0], arrays.prediction[0], on_photo=image is not None)
+    pictures = [picture(errors, _INDEX_SIDE, "", base="gray")]
+    figures = [_total([one.figures for one in examined], total)]
+    return Item(name, figures, [total], pictures, photograph(image, _INDEX_SIDE), link)
 
 
 # ------------------------------------------------------------------------------------------------------ two networks
 
 
-def compare_item(
-    name: str, image: npt.NDArray[np.uint8] | None, runs: Mapping[str, Arrays], colors: npt.NDArray[Any]
-) -> Item:
-    """Return an image under two networks, with its large pictures.
+def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], colors: _Array, side: int) -> Item:
+    """Return an image under two networks, with its pictures.
 
     Args:
         name: of the image.
         image: [H, W, 3], or None.
         runs: what the two make of it, by the name of their network.
         colors: [C, 3] in [0, 1].
+        side: pixels of the longer side of the pictures.
     """
-    before, after = runs
-    first, second = runs.values()
-    truth = first.target[0]
-    small = {f"{run}: wrong pixels": error_picture(truth, one.prediction[0], image) for run, one in runs.items()}
-    small["difference"] = _difference(truth, first.prediction[0], second.prediction[0], image)
-    edges, most = _edge_difference(truth, first.maps["edge"][0], second.maps["edge"][0])
-    large = {} if image is None else {"image": image}
-    large |= {"ground truth": picture_of_labels(truth, colors), **small}
-    large[f"edge loss, {after} − {before}: ±{most:.2g} nats"] = edges
-    return Item(
-        name,
-        [one.figures for one in runs.values()],
-        [one.scores for one in runs.values()],
-        {caption: small_jpeg(picture, 240) for caption, picture in small.items()},
-        large={caption: small_jpeg(picture, _LARGE) for caption, picture in large.items()},
+    truth, on_photo = next(iter(runs.values())).target[0], image is not None
+    first, second = (one.prediction[0] for one in runs.values())
+    before, after = (one.maps["edge"][0] for one in runs.values())
+    edges, most = _edge_difference(truth, before, after, side)
+    difference = _difference(truth, first, second, on_photo=on_photo)
+    # In rows of four, or of two: what belongs together is next to or below each other.
+    pictures = [
+        photo_picture(image, truth.shape),
+        picture(picture_of_labels(truth, colors), side, "ground truth"),
+        *(picture(labels_picture(truth, one.prediction[0], colors), side, run) for run, one in runs.items()),
+        picture(edges, side, f"change of the edge loss: ±{most:.2g} nats"),
+        picture(difference, side, "difference", base="gray"),
+    ]
+    for run, one in runs.items():
+        errors = error_overlay(truth, one.prediction[0], on_photo=on_photo)
+        pictures.append(picture(errors, side, f"{run}: wrong pixels", base="gray"))
+    figures, scores = [one.figures for one in runs.values()], [one.scores for one in runs.values()]
+    return Item(name, figures, scores, pictures, photograph(image, side))
+
+
+def _headlines(items: Sequence[Item], runs: Sequence[str], figures: Sequence[Mapping[str, float]]) -> pages.Part:
+    before, after = ({key: of_run[key] for key in _HEADLINES} for of_run in figures)
+    gains = [item.changes[_BY] for item in items]
+    values = shown_figures(after) | {"images that gain": f"{sum(gain > 0 for gain in gains)} of {len(gains)}"}
+    changes = shown_changes(before, after)
+    changes["images that gain"] = {"text": f"{sum(gain < 0 for gain in gains)} lose", "tone": ""}
+    about = (
+        f"Of {runs[1]}, and below how much they differ from those of {runs[0]}. Scores count the pixels of all images"
+        f" together, losses are means over the images. An image gains where its {FIGURES[_BY][0]} is higher."
     )
+    return pages.tiles(values, changes=changes, about=about)
 
 
-def best_and_worst(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Return the images whose boundary F1 gains most from the first network to the second, and which lose most."""
-
-    def change(item: Item) -> float:
-        return item.changes["boundary_f1_1px"]
-
-    gains = sorted((item for item in items if change(item) > 0), key=change, reverse=True)
-    losses = sorted((item for item in items if change(item) < 0), key=change)
-    return gains[:_SHOWN], losses[:_SHOWN]
-
-
-def describe_changes(items: Sequence[Item], runs: Sequence[str]) -> list[pages.Part]:
-    """Return the parts of a page about the largest gains and losses."""
-    key = {
-        f"wrong in {runs[0]} only, or less edge loss in {runs[1]}": _BETTER,
-        f"wrong in {runs[1]} only, or more edge loss": _WORSE,
-        "wrong in both": _BOTH,
-        "ignored": VOID,
-    }
-    parts: list[pages.Part] = [{"kind": "key", "entries": [[text, to_hex(color)] for text, color in key.items()]}]
-    name = FIGURES["boundary_f1_1px"][0]
-    for chosen, verb in zip(best_and_worst(items), ("gains", "loses"), strict=True):
+def _score_tables(
+    runs: Sequence[str],
+    totals: Sequence[Scores],
+    figures: Sequence[Mapping[str, float]],
+    names: Sequence[str],
+    colors: _Array,
+) -> list[pages.Part]:
+    """Return the scores of both networks and their difference: of all classes, and of each."""
+    changes, (before, after) = shown_changes(*figures), map(shown_figures, figures)
+    rows: list[Sequence[Any]] = [(name, before[name], after[name], changes[name]) for name in before]
+    tables = [pages.table(("all classes", *runs, "change"), rows, label="Scores of all images", title="All classes")]
+    for key in ("mean_iou", _BY):
+        name, form, _ = FIGURES[key]
+        of_runs = [total.iou if key == "mean_iou" else total.boundary_f1 for total in totals]
+        title = "IoU" if key == "mean_iou" else name
         rows = []
-        for item in chosen:
-            first, second = (shown_figures(figures)[name] for figures in item.figures)
-            figures = [pages.figure(content, caption) for caption, content in item.large.items()]
-            rows.append({"title": f"{item.name}: {first} → {second}", "figures": figures})
-        title = f"Where {runs[1]} {verb} most {name}"
-        parts.append({"kind": "figures", "title": title, "text": "" if rows else "Nowhere.", "rows": rows})
+        for k in np.flatnonzero(totals[0].plus(totals[1]).occurs).tolist():
+            first, second = (float(values[k]) for values in of_runs)
+            change = shown_change(first, second, form, is_score=True)
+            rows.append(([names[k], to_hex(colors[k])], shown(first, form), shown(second, form), change))
+        label, foot = f"{title} of each class", ("mean", before[name], after[name], changes[name])
+        tables.append(pages.table(("class", *runs, "change"), rows, label=label, title=label, foot=foot))
+    return tables
+
+
+def choose_examples(items: Sequence[Item]) -> dict[str, list[int]]:
+    """Return the places of the images that gain most, of the median one, and of those that lose most.
+
+    Images of equal change are in the given order, and those that have none, since a score has no value, are left out.
+    """
+    changes = {at: item.changes[_BY] for at, item in enumerate(items) if np.isfinite(item.changes[_BY])}
+    order = sorted(changes, key=lambda at: -changes[at])
+    gains = [at for at in order if changes[at] > 0][:_SHOWN]
+    losses = [at for at in reversed(order) if changes[at] < 0][:_SHOWN]
+    median = [at for at in order[len(order) // 2 :][:1] if at not in (*gains, *losses)]
+    return {"gains most": gains, "median": median, "loses most": losses}
+
+
+def _examples(
+    items: Sequence[Item], runs: Sequence[str], names: Sequence[str], colors: _Array, total: Scores
+) -> list[pages.Part]:
+    """Return the parts of a page about the largest gains, the median and the largest losses."""
+    name = FIGURES[_BY][0]
+    titles = {
+        "gains most": f"Where {runs[1]} gains most {name}",
+        "median": f"The median image by gain in {name}",
+        "loses most": f"Where {runs[1]} loses most {name}",
+    }
+    keys = [
+        [[names[k], to_hex(colors[k])] for k in np.flatnonzero(total.occurs).tolist()],
+        [
+            [f"wrong in {runs[0]} only, or less edge loss in {runs[1]}", to_hex(_BETTER)],
+            [f"wrong in {runs[1]} only, or more edge loss", to_hex(_WORSE)],
+            ["wrong in both", to_hex(_BOTH)],
+            ["ignored", to_hex(VOID)],
+        ],
+    ]
+    about = (
+        f"Chosen by a rule among all {len(items)} images: the {_SHOWN} of the largest gain in {name}, the median, and"
+        f" the {_SHOWN} of the largest loss. Press a picture to enlarge it; then the arrow keys or a swipe show the"
+        " next."
+    )
+    parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
+    parts += [{"kind": "key", "entries": entries} for entries in keys]
+    for kind, places in choose_examples(items).items():
+        if not places and kind == "median":
+            continue
+        rows = []
+        for at in places:
+            before, after = (shown_figures(figures)[name] for figures in items[at].figures)
+            change = shown_changes(*items[at].figures)[name]
+            rows.append({"item": at, "about": f"{name} {before} → {after}", "change": change})
+        parts.append({"kind": "figures", "title": titles[kind], "text": "" if rows else "Nowhere.", "rows": rows})
     return parts
 
 
-def _difference(truth: _Array, first: _Array, second: _Array, image: _Array | None) -> npt.NDArray[np.uint8]:
-    """Return where one prediction is wrong and the other is not, over the image in gray, [H, W, 3]."""
+def _difference(truth: _Array, first: _Array, second: _Array, *, on_photo: bool) -> Rgb:
+    """Return where one prediction is wrong and the other is not, [H, W, 4]."""
     was, now = ((labels != truth) & (truth >= 0) for labels in (first, second))
-    picture = error_picture(truth, truth, np.full((*truth.shape, 3), 128, np.uint8) if image is None else image)
-    for mask, color in ((was & ~now, _BETTER), (now & ~was, _WORSE), (was & now, _BOTH)):
-        picture[mask] = color_bytes(color)
-    return picture
+    marks = {_BETTER: was & ~now, _WORSE: now & ~was, _BOTH: was & now, VOID: truth < 0}
+    return overlay(marks, truth.shape, on_photo=on_photo)
 
 
-def _edge_difference(truth: _Array, first: _Array, second: _Array) -> tuple[npt.NDArray[np.uint8], float]:
-    """Return the colors of the difference of two edge maps, [H, W, 3], and the value of the strongest."""
+def _edge_difference(truth: _Array, first: _Array, second: _Array, side: int) -> tuple[Rgb, float]:
+    """Return the colors of the difference of two edge maps, [h, w, 3], and the value of the strongest."""
     with np.errstate(invalid="ignore"):
         change = np.where((truth >= 0) & ((first != 0) | (second != 0)), second - first, 0).astype(np.float64)
     finite = np.abs(change[np.isfinite(change) & (change != 0)])
     most = float(np.percentile(finite, 99)) if finite.size else 1.0
     # The strongest of several pixels stays where the picture is smaller, so that thin edges do.
-    size = [max(1, round(length * min(1.0, _LARGE / max(change.shape)))) for length in change.shape]
+    size = [max(1, round(length * min(1.0, side / max(change.shape)))) for length in change.shape]
     up, down = (reduce_blocks(np.maximum, np.nan_to_num(sign * change, nan=0.0), tuple(size)) for sign in (1, -1))
     strongest = np.where(up >= down, up, -down)
     brightness = np.sign(strongest) * np.sqrt(np.abs(strongest) / most)  # of small changes too

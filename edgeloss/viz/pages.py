@@ -24,12 +24,19 @@ from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
 _STYLES = ("base.css", "viewer.css")
 # Those that follow page.js find its elements.
-_SCRIPTS = ["base", "parts", "curves", "gallery", "page", "data", "drawing", "views", "sidebar", "filters", "viewer"]
+_SCRIPTS = ["base", "parts", "enlarge", "curves", "gallery", "page"]
+_SCRIPTS += ["data", "drawing", "views", "sidebar", "filters", "viewer"]
 _SPECIAL = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
 
 
 def page(
-    title: str, parts: Iterable[Part], *, subtitle: str = "", links: Mapping[str, str] | None = None, footer: str = ""
+    title: str,
+    parts: Iterable[Part],
+    *,
+    kind: str = "",
+    subtitle: str = "",
+    links: Mapping[str, str] | None = None,
+    footer: str = "",
 ) -> str:
     """Return a page, with a policy that forbids the browser to load anything.
 
@@ -38,6 +45,7 @@ def page(
     Args:
         title: of the page.
         parts: see the functions below, and :mod:`edgeloss.viz.report`.
+        kind: of the page, such as "report": above the title, and after it in the name of the window.
         subtitle: below the title.
         links: files next to the page, by the text of the link.
         footer: the last line, after the name and version of the package.
@@ -46,12 +54,14 @@ def page(
         The page, to be written as UTF-8.
 
     Example:
-        >>> html = page("a < b", [{"kind": "note", "text": "<p>"}])
-        >>> "<title>a &lt; b</title>" in html, "<p>" in html
+        >>> html = page("a < b", [{"kind": "note", "text": "<p>"}], kind="report")
+        >>> "<title>a &lt; b · edgeloss report</title>" in html, "<p>" in html
         (True, False)
     """
+    kind = f"edgeloss {kind}".strip()
     data = {
         "title": title,
+        "kind": kind,
         "subtitle": subtitle,
         "links": [[text, file_link(name)] for text, name in (links or {}).items()],
         "parts": list(parts),
@@ -61,7 +71,7 @@ def page(
         "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
     }
     return Template(asset("page.html")).substitute(
-        title=html.escape(title),
+        title=html.escape(title if title.startswith(kind) else f"{title} · {kind}"),
         css="".join(map(asset, _STYLES)),
         # A "<" could end the script element early.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
@@ -90,16 +100,30 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def tiles(values: Mapping[str, str], title: str = "", changes: Mapping[str, str] | None = None) -> Part:
-    """Return headline figures, by name, and how much they changed."""
-    return {"kind": "tiles", "title": title, "values": list(values.items()), "changes": dict(changes or {})}
+def tiles(
+    values: Mapping[str, str], title: str = "", changes: Mapping[str, Part] | None = None, about: str = ""
+) -> Part:
+    """Return headline figures, by name, how much they changed, and a line about them."""
+    return {
+        "kind": "tiles",
+        "title": title,
+        "values": list(values.items()),
+        "changes": dict(changes or {}),
+        "about": about,
+    }
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str, foot: Sequence[str] | None = None) -> Part:
-    """Return a table that its columns sort; a cell is text, or the first of a row a list of a name and its color."""
-    return {"kind": "table", "head": list(head), "rows": list(rows), "label": label, "foot": foot}
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    label: str,
+    foot: Sequence[Any] | None = None,
+    title: str = "",
+) -> Part:
+    """Return a table that its columns sort.
 
-
-def figure(picture: bytes, caption: str = "", **more: Any) -> Part:  # noqa: ANN401
-    """Return a JPEG with its caption, and with ``name``, ``id`` and ``alt``, if it has any."""
-    return {"source": data_uri(picture), "caption": caption, **more}
+    A cell is text, a change as :func:`edgeloss.viz.scores.shown_change` returns it, or the first of a row a list of a
+    name and its color.
+    """
+    return {"kind": "table", "title": title, "head": list(head), "rows": list(rows), "label": label, "foot": foot}

@@ -122,6 +122,7 @@ def draw_report(
     return pages.page(
         "edgeloss report" if look.title is None else look.title,
         [viewer],
+        kind="report",
         subtitle=f"{size} pixels · {arrays.classes} classes",
         links=links,
         footer=_footer(bits, examined),

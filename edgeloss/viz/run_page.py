@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -10,17 +9,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from matplotlib.colors import to_hex
+
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.coloring import Look, error_picture
-from edgeloss.viz.panel import draw_panel
+from edgeloss.viz.coloring import ColoredMap, Look, color_maps, map_to_rgb, picture_of_labels
+from edgeloss.viz.palette import LOUD, NOTHING, VOID, WRONG
+from edgeloss.viz.panel import MAPS
+from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_picture, photograph, picture, side_for
 from edgeloss.viz.scores import shown as shown_number
-from edgeloss.viz.scores import shown_figures, small_jpeg
+from edgeloss.viz.scores import shown_change, shown_figures
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
+_SCORES = ("val/miou", "val/boundary_iou", *_F1)  # that are compared between the best and the last epoch
 _TERMS = ("cross_entropy", "edge_focused", "region")  # that add up to the loss
 
 # Titles of the pictures, and the figures that each shows if the run has them.
@@ -44,7 +48,6 @@ _NAMES = {
     "val/loss": "validation, after the epoch",
     "lr": "learning rate",
 }
-_DPI = 110  # of the pictures, which are for a screen
 
 
 def is_share(name: str) -> bool:
@@ -97,7 +100,8 @@ def write_run_page(
         folder: the run's folder.
         history: figures of each epoch, at least one.
         classes: names of the classes.
-        worst: the names of the worst images, their losses, and how to draw them, in the order to show.
+        worst: the names of the images of the highest edge loss after the last epoch, their losses, and how to draw
+            them, in the order to show.
         config: configuration as text.
         weights: of the terms in the loss, by name; all 1 if None. Times them, the terms add up to the loss.
         best: the metric by which an epoch is the best, and the figures of that epoch, those of the run's best
@@ -114,16 +118,18 @@ def write_run_page(
     metric, chosen = best_epoch(history) if best is None else best
     curves, constant = _curves(history, weights or {})
     parts = [
-        _about(history, chosen, metric),
+        *_headlines(chosen, history[-1], metric),
         {"kind": "curves", "curves": curves},
         {"kind": "note", "text": f"Constant, and not drawn: {'; '.join(constant)}." if constant else ""},
         {"kind": "tables", "title": "Classes in validation", "tables": _classes(chosen, history[-1], classes)},
-        *_images(worst),
+        *_images(worst, chosen, history[-1]),
         {"kind": "folded", "title": "Configuration", "text": config},
     ]
     page = pages.page(
-        f"Run {folder.resolve().name}",
+        folder.resolve().name,
         parts,
+        kind="run",
+        subtitle=_about(history),
         footer="point at a curve, or press the arrow keys, to read the values of an epoch",
     )
     path = folder / "report.html"
@@ -132,22 +138,36 @@ def write_run_page(
     return path
 
 
-def _about(history: Sequence[Row], best: Row, metric: str) -> pages.Part:
-    """Return the headline figures; scores are those of the best epoch unless they say otherwise."""
+def _about(history: Sequence[Row]) -> str:
+    """Return how long the run was."""
     seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
-    skipped = round(sum(row.get("skipped") or 0.0 for row in history))
-    values = {
-        "epochs": str(history[-1]["epoch"]),
-        "training time": str(seconds),
-        f"best epoch, by {_words(metric.rpartition('/')[2])}": str(best["epoch"]),
-        "its mean IoU": shown("miou", best.get("val/miou")),
-        "last mean IoU": shown("miou", history[-1].get("val/miou")),
-    }
+    parts = [f"{history[-1]['epoch']} epochs", f"{seconds} of training"]
     timed = [(row["seconds"], row["images_per_second"]) for row in history if row.get("images_per_second")]
     if timed:
-        values["images per second"] = f"{sum(s * i for s, i in timed) / sum(s for s, _ in timed):.1f}"
-    f1 = {f"its {_words(key[4:])}": shown(key, best[key]) for key in _F1 if best.get(key) is not None}
-    return pages.tiles(values | f1 | ({"skipped steps, not finite": str(skipped)} if skipped else {}))
+        parts.append(f"{sum(s * i for s, i in timed) / sum(s for s, _ in timed):.1f} images per second")
+    if skipped := round(sum(row.get("skipped") or 0.0 for row in history)):
+        parts.append(f"{skipped} steps skipped, not finite")
+    return " · ".join(parts)
+
+
+def _epochs(best: Row, last: Row) -> dict[str, Row]:
+    """Return the best and the last epoch by their titles, or the one that is both."""
+    if best["epoch"] == last["epoch"]:
+        return {f"epoch {last['epoch']}, best and last": last}
+    return {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
+
+
+def _headlines(best: Row, last: Row, metric: str) -> list[pages.Part]:
+    """Return the scores after the best and after the last epoch, with what the last has more than the best."""
+    keys = [key for key in _SCORES if best.get(key) is not None and last.get(key) is not None]
+    tiles = []
+    for title, row in _epochs(best, last).items():
+        values = {_words(key.removeprefix("val/")): shown(key, row[key]) for key in keys}
+        changes = {} if row is best else {key: shown_change(best[key], row[key], "%", is_score=True) for key in keys}
+        named = {_words(key.removeprefix("val/")): change for key, change in changes.items()}
+        by = f", by {_words(metric.rpartition('/')[2])}" if "best" in title else ""
+        tiles.append(pages.tiles(values, f"{title[0].upper()}{title[1:]}{by}", named))
+    return tiles
 
 
 def _curves(history: Sequence[Row], weights: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -174,40 +194,66 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float]) -> tuple[list[
 
 def _classes(best: Row, last: Row, classes: Sequence[str]) -> list[pages.Part]:
     """Return the scores of each class after the best and the last epoch."""
-    epochs = {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
-    if best["epoch"] == last["epoch"]:
-        epochs = {f"epoch {last['epoch']}, best and last": last}
     tables = []
-    for title, row in epochs.items():
+    for title, row in _epochs(best, last).items():
         kinds = [kind for kind in BY_CLASS if any(f"val/{kind}/{name}" in row for name in classes)]
         lines = [(name, *(_percent(row.get(f"val/{kind}/{name}")) for kind in kinds)) for name in classes]
         means = (_percent(row.get("val/miou" if kind == "iou" else f"val/{kind}")) for kind in kinds)
         head = ("class", *(_words(kind) for kind in kinds))
-        table = pages.table(head, lines, label=f"Scores per class in {title}", foot=("mean", *means))
-        tables.append(table | {"title": title})
+        label = f"Scores per class in {title}"
+        tables.append(pages.table(head, lines, label=label, foot=("mean", *means), title=title))
     return tables
 
 
-def _images(worst: Sequence[tuple[str, Arrays, Look]]) -> list[pages.Part]:
-    """Return the images as thumbnails that lead to their panels."""
+def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> list[pages.Part]:
+    """Return the pictures of the images."""
     if not worst:
         return []
-    panels, cards = [], []
-    for at, (name, arrays, look) in enumerate(worst):
-        panel, file = draw_panel(arrays, look, terms=False, contours=True, width=None), io.BytesIO()
-        panel.savefig(file, format="jpeg", dpi=_DPI, pil_kwargs={"quality": 85})
+    rows, side = [], side_for(2 * len(worst))
+    for name, arrays, look in worst:
         figures = shown_figures(arrays.figures)
         line = " · ".join(f"{key} {figures[key]}" for key in ("edge loss", "cross-entropy", "mean IoU"))
-        width, height = (round(_DPI * inches) for inches in panel.get_size_inches())
-        about = {"name": name, "id": f"worst-{at}", "alt": f"Maps of {name}"}
-        panels.append(pages.figure(file.getvalue(), line, width=width, height=height, **about))
-        errors = error_picture(arrays.target[0], arrays.prediction[0], None if look.images is None else look.images[0])
-        thumbnail, lines = pages.figure(small_jpeg(errors)), [("mean IoU", figures["mean IoU"])]
-        cards.append({"name": name, "link": f"#worst-{at}", "figures": [thumbnail], "lines": lines})
-    title = "The validation images of the highest edge loss, after the last epoch"
-    hint = "Wrong pixels are red. Press a picture to see its maps."
-    maps = {"kind": "figures", "title": "Their maps", "text": "", "rows": [{"figures": panels}], "wide": True}
-    return [{"kind": "gallery", "title": title, "text": hint, "items": cards}, maps]
+        image = None if look.images is None else look.images[0]
+        rows.append(
+            {
+                "name": name,
+                "about": f"epoch {last['epoch']} · {line}",
+                "photo": photograph(image, side),
+                "figures": _pictures(arrays, look, image, side),
+            }
+        )
+    title = f"The validation images of the highest edge loss, as the network of epoch {last['epoch']} sees them"
+    which = "best and last" if best["epoch"] == last["epoch"] else f"last; the best is {best['epoch']}"
+    text = (
+        f"Epoch {last['epoch']} is the {which}. Chosen by their edge loss, the highest first. Press a picture to"
+        " enlarge it; then the arrow keys or a swipe show the next."
+    )
+    _, arrays, look = worst[0]
+    colors = {name: to_hex(color) for name, color in zip(look.names, look.colors, strict=False)}
+    others = {"wrong": WRONG, "ignored": VOID, "no edge, zero gradient": NOTHING, "not finite": LOUD}
+    colors |= {name: to_hex(color) for name, color in others.items()}
+    heading = {"kind": "heading", "title": "Images"}
+    key = {"kind": "key", "entries": [[name, color] for name, color in colors.items()]}
+    return [heading, key, {"kind": "figures", "title": title, "text": text, "rows": rows}]
+
+
+def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int) -> list[pages.Part]:
+    """Return the pictures of an image: in rows of four labels, then losses."""
+    truth, prediction = arrays.target[0], arrays.prediction[0]
+    return [
+        photo_picture(image, truth.shape),
+        picture(picture_of_labels(truth, look.colors), side, "ground truth"),
+        picture(labels_picture(truth, prediction, look.colors), side, "prediction"),
+        picture(error_overlay(truth, prediction, on_photo=image is not None), side, "wrong pixels", base="gray"),
+        *(_map_picture(colored, truth.shape, side) for colored in color_maps(arrays, MAPS)),
+    ]
+
+
+def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.Part:
+    low, high = (10**end if colored.kind.log else end for end in (colored.low, colored.high))
+    scale = f"{low:.2g} to {high:.2g} {colored.kind.unit}".strip()
+    small = [max(1, round(length * min(1.0, side / max(shape)))) for length in shape]
+    return picture(map_to_rgb(colored, 0, (small[0], small[1])), side, f"{colored.kind.name}, blue to yellow: {scale}")
 
 
 def _words(name: str) -> str:

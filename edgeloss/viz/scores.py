@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from edgeloss._checks.options import TERMS
 from edgeloss.metrics.counts import boundary_f1_counts, score_f1
@@ -156,23 +154,22 @@ def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, str]:
-    """Return how much larger figures are, by their names: scores in points."""
+def shown_change(before: float, after: float, form: str, *, is_score: bool) -> dict[str, str]:
+    """Return how much larger a figure is, scores in points, and whether that is better; a dash if one has no value."""
+    if not math.isfinite(change := after - before):
+        return {"text": "–", "tone": ""}
+    text = f"{100 * change:+.1f}" if form.endswith("%") else f"{change:+.3f}"
+    tone = "" if not float(text) else "better" if (change > 0) == is_score else "worse"
+    return {"text": text.replace("-", "−"), "tone": tone}
+
+
+def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, dict[str, str]]:
+    """Return how figures of an image change, by their names."""
     changes = {}
     for key, value in after.items():
-        name, form, _ = FIGURES[key]
-        if math.isfinite(change := value - before[key]):
-            text = f"{100 * change:+.1f}" if form.endswith("%") else f"{change:+.3f}"
-            changes[name] = text.replace("-", "−")
+        name, form, is_score = FIGURES[key]
+        changes[name] = shown_change(before[key], value, form, is_score=is_score)
     return changes
-
-
-def small_jpeg(picture: npt.NDArray[np.uint8], side: int = 360) -> bytes:
-    """Return a picture [H, W, 3] as a JPEG whose longer side has at most ``side`` pixels."""
-    small, file = Image.fromarray(picture), io.BytesIO()
-    small.thumbnail((side, side))
-    small.save(file, "jpeg", quality=85)
-    return file.getvalue()
 
 
 # ----------------------------------------------------------------------------------------------------- where it fails

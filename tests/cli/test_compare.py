@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accessibility import Sized, violations
-from command_line import C, Run, gallery_items, mask_array, wrote
+from command_line import C, H, Run, W, gallery_items, mask_array, wrote
 from page_data import page_data, parts_of
 from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
+
+from edgeloss.cli import pages
+from edgeloss.viz import distinct_colors
+from edgeloss.viz.palette import VOID, WRONG
 
 
 @pytest.fixture
@@ -33,31 +42,105 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert ran.code == 0, ran.err
     assert re.fullmatch(wrote(output), ran.err)
     page = output.read_text("utf-8")
-    assert page_data(page)["title"] == "preds compared with better"
-    gains, losses = parts_of(page, "figures")
+    about = page_data(page)
+    assert (about["title"], about["kind"]) == ("preds compared with better", "edgeloss comparison")
+    assert about["subtitle"] == f"preds: {folders / 'preds'} · better: {folders / 'better'} · 3 images"
+    gains, median, losses = parts_of(page, "figures")
     assert (gains["title"], losses["title"]) == tuple(
         f"Where better {x} most boundary F1, 1 px" for x in ("gains", "loses")
     )
-    assert [row["title"].split(": ")[0] for row in gains["rows"]] == ["c"]
-    assert [row["title"].split(": ")[0] for row in losses["rows"]] == ["b"]
-    assert len(gains["rows"][0]["figures"]) == 6  # image, truth, both networks, and two differences
-    first, second = parts_of(page, "tiles")
-    assert (first["title"], second["title"], first["changes"]) == ("preds", "better", {})
-    scores = [float(dict(tiles["values"])["mean IoU"].rstrip("%")) for tiles in (first, second)]
-    assert float(second["changes"]["mean IoU"]) == pytest.approx(scores[1] - scores[0], abs=0.11)
+    assert median["title"] == "The median image by gain in boundary F1, 1 px"
+    items = gallery_items(output)
+    assert [[items[row["item"]]["name"] for row in part["rows"]] for part in (gains, median, losses)] == [
+        ["c"],
+        ["a"],
+        ["b"],
+    ]
+    assert "Chosen by a rule among all 3 images" in parts_of(page, "heading")[0]["about"]
+    (tables,) = parts_of(page, "tables")
+    whole, iou, f1 = tables["tables"]
+    assert [table["head"] for table in (whole, iou, f1)] == [
+        [first, "preds", "better", "change"] for first in ("all classes", "class", "class")
+    ]
+    for table in (iou, f1):
+        assert [row[0][0] for row in table["rows"]] == ["0", "1", "2"]
+        for _, first, second, change in [*table["rows"], table["foot"]]:
+            difference = float(second.rstrip("%")) - float(first.rstrip("%"))
+            assert float(change["text"].replace("−", "-")) == pytest.approx(difference, abs=0.11)
+            assert change["tone"] == ("better" if difference > 0.1 else "worse" if difference < -0.1 else "")
+    (tiles,) = parts_of(page, "tiles")
+    assert dict(tiles["values"])["images that gain"] == "1 of 3"
+    assert tiles["changes"]["images that gain"]["text"] == "1 lose"
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
     before, after = figures["c"]
     assert before["boundary_f1_1px"] < after["boundary_f1_1px"] == 1.0
     assert [item["name"] for item in gallery_items(output)] == ["a", "b", "c"]
     ran = run(*two, "-o", output, "--names", "one", "<two>")
-    assert "<title>one compared with &lt;two&gt;</title>" in output.read_text("utf-8")
+    assert "<title>one compared with &lt;two&gt; · edgeloss comparison</title>" in output.read_text("utf-8")
+
+
+def decoded(figure: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the colors of a picture, [H, W, 4]."""
+    kind, _, content = figure["source"].partition(";base64,")
+    assert kind == "data:image/png"  # a JPEG would blur the borders between labels
+    return np.array(Image.open(io.BytesIO(base64.b64decode(content))).convert("RGBA"))
+
+
+def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list[object]) -> None:
+    output = folders / "compare.html"
+    assert run(*two, "--image", folders / "images", "-o", output).code == 0
+    (item,) = (one for one in gallery_items(output) if one["name"] == "c")
+    captions = ["image", "ground truth", "preds", "better", "", "difference"]
+    captions += ["preds: wrong pixels", "better: wrong pixels"]
+    assert [one["caption"] for one in item["figures"]][:4] == captions[:4]
+    assert [one["caption"] for one in item["figures"]][5:] == captions[5:]
+    image, truth, first, second, _, difference, *wrong = item["figures"]
+    assert (image["source"], image["base"], image["size"]) == ("", "photo", [W, H])
+    assert item["photo"].startswith("data:image/jpeg;base64,")
+    mask, gray = mask_array(), np.rint(255 * np.array(VOID))
+    colors = np.rint(255 * np.vstack([distinct_colors(C), VOID]))
+    np.testing.assert_array_equal(decoded(truth)[..., :3], colors[np.where(mask == 255, C, mask)])
+    np.testing.assert_array_equal(decoded(second), decoded(truth))  # it is right everywhere
+    assert (decoded(first)[mask != 255] != decoded(truth)[mask != 255]).any(-1).all()
+    before, after = (decoded(one) for one in wrong)
+    assert (before[mask != 255] == (*np.rint(255 * np.array(WRONG)), 255)).all()
+    assert not after[mask != 255, 3].any()  # the photograph shows
+    for one in (before, after, decoded(difference)):
+        assert (one[mask == 255] == (*gray, 255)).all()
+
+
+def test_many_images_have_smaller_pictures(run: Run, folders: Path, two: list[object], monkeypatch: Any) -> None:
+    monkeypatch.setattr(pages, "side_for", lambda count: W // 2)
+    assert run(*two, "-o", folders / "compare.html").code == 0
+    for item in gallery_items(folders / "compare.html"):
+        shapes = {decoded(one).shape[:2] for one in item["figures"] if one["source"]}
+        assert shapes == {(H // 2, W // 2)}
+        assert (item["photo"], item["figures"][0]["caption"]) == ("", "no image given")
 
 
 def test_names_in_one_alone_can_be_skipped(run: Run, folders: Path, two: list[object]) -> None:
     (folders / "better" / "b.pt").unlink()
     ran = run(*two, "-o", folders / "compare.html", "--skip-missing", "--json")
     assert set(json.loads(ran.out)["images"]) == {"a", "c"}
+
+
+def test_images_may_have_other_classes(run: Run, folders: Path) -> None:
+    """Without --classes, labels have as many as occur in a case."""
+    for folder, names in (("x", "ab"), ("y", "ab")):
+        (folders / folder).mkdir()
+        for name in names:
+            labels = mask_array().clip(max=1 if name == "a" else 2)
+            Image.fromarray(labels).save(folders / folder / f"{name}.png")
+    masks = folders / "small"
+    masks.mkdir()
+    for name in "ab":
+        Image.open(folders / "x" / f"{name}.png").save(masks / f"{name}.png")
+    output = folders / "compare.html"
+    ran = run("compare", folders / "x", folders / "y", "--mask", masks, "-o", output)
+    assert ran.code == 0, ran.err
+    (tables,) = parts_of(output.read_text("utf-8"), "tables")
+    assert [row[0][0] for row in tables["tables"][1]["rows"]] == ["0", "1", "2"]
 
 
 def test_labels_have_the_given_number_of_classes(run: Run, folders: Path) -> None:
@@ -79,3 +162,43 @@ def test_the_page_sorts_by_what_is_gained(
     assert page.execute_script(script) == ["c", "a", "b"]
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert violations(page, axe) == []
+
+
+@pytest.mark.parametrize("width", [390, 800, 1440])
+def test_pictures_are_side_by_side_and_lead_through_the_images(
+    run: Run, folders: Path, two: list[object], browse: Callable[[Path], Any], sized: Sized, axe: str, width: int
+) -> None:
+    sized(width, 844, False)
+    assert run(*two, "--image", folders / "images", "-o", folders / "compare.html").code == 0
+    page = browse(folders / "compare.html")
+    script = "return findAll('.figures').map((row) => [...row.children].slice(0, 4).map((one) => one.offsetTop))"
+    for image, truth, first, second in page.execute_script(script):
+        assert image == truth
+        assert first == second
+        assert (first == truth) == (width > 700)
+    shown = "return [find('#large h2').firstChild.textContent, find('.tabs [aria-pressed=true]').textContent]"
+    page.execute_script("findAll('.figures .enlarge')[3].click()")
+    assert page.execute_script(shown) == ["c", "better"]
+    keys = webdriver.ActionChains(page)
+    keys.send_keys(Keys.ARROW_LEFT).perform()
+    assert page.execute_script(shown) == ["c", "preds"]
+    keys.send_keys("n").perform()
+    assert page.execute_script(shown) == ["a", "preds"]
+    swipe = """
+        const given = { pointerType: "touch", clientY: 300, bubbles: true };
+        const at = (type, clientX) => new PointerEvent(type, { ...given, clientX });
+        find(".stage").dispatchEvent(at("pointerdown", 300));
+        find(".stage").dispatchEvent(at("pointerup", arguments[0]));
+    """
+    page.execute_script(swipe, 200)
+    assert page.execute_script(shown) == ["a", "better"]
+    page.execute_script(swipe, 290)  # a press
+    assert page.execute_script(shown) == ["a", "better"]
+    box = "const { width, height } = find('.stage .picture').getBoundingClientRect(); return [width, height]"
+    across, down = page.execute_script(box)
+    assert across / down == pytest.approx(W / H, rel=0.01)
+    assert across > 0.55 * width
+    assert page.execute_script("return find('#large').scrollHeight <= innerHeight")
+    assert violations(page, axe) == []
+    keys.send_keys(Keys.ESCAPE).perform()
+    assert not page.execute_script("return find('#large').open")

@@ -55,7 +55,9 @@ def test_folders_give_pages_and_an_index(run: Run, folders: Path) -> None:
     assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.png", "c.png", "index.html"]
     assert links(output) == ["./a.png", "./b.png", "./c.png"]
     items = gallery_items(output / "index.html")
-    assert all(item["figures"][0]["source"].startswith("data:image/jpeg;base64,") for item in items)
+    assert all(item["figures"][0]["source"].startswith("data:image/png;base64,") for item in items)
+    assert all(item["photo"].startswith("data:image/jpeg;base64,") for item in items)
+    assert "<title>pages: 3 images · edgeloss index</title>" in (output / "index.html").read_text("utf-8")
 
 
 def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[str, str]]) -> None:
@@ -140,7 +142,7 @@ def test_names_with_markup_are_text(run: Run, folders: Path, browse: Callable[[P
     page = browse(output / "index.html")
     shown = page.execute_script("return findAll('.gallery strong').map((one) => one.textContent)")
     assert set(shown) == {"a", "b", "c", *(name.replace("\n", "\\n") for name in NAMES)}
-    assert page.execute_script("return document.images.length") == 3 + len(NAMES)
+    assert page.execute_script("return document.images.length") == 2 * (3 + len(NAMES))  # over photographs
     assert page.execute_script("return findAll('[onerror]').length") == 0
 
 

@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import interpreted  # noqa: E402, F401
 from prototypes import beside  # noqa: E402
 
-from edgeloss import library  # noqa: E402
+from edgeloss._kernels import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 
 LABELS, LOGITS = {"read_labels", "find_sides", "weigh_pixels"}, {"forward", "backward"}

@@ -20,7 +20,7 @@ import demo
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
 
-def test_speckles_are_counted_and_named(tmp_path: Path) -> None:
+def test_speckles_are_counted(tmp_path: Path) -> None:
     truth, labeled = np.zeros((20, 20), np.uint8), np.zeros((20, 20), np.uint8)
     truth[:, 2], truth[0, 12] = 2, 255
     labeled[:, 4], labeled[0, 12], labeled[10, 12:14] = 2, 2, 2  # two columns off, ignored, and two speckles
@@ -28,16 +28,16 @@ def test_speckles_are_counted_and_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         Image.fromarray(labels).save(tmp_path / name / "000.png")
     assert demo.count_speckles(tmp_path / "labels", tmp_path / "masks", 2) == 2
-    assert demo.about_speckles(2, 5).startswith("Worse: 5 instead of 2 pixels are called wire")
-    assert demo.about_speckles(5, 2).startswith("Not worse: 2 instead of 5 pixels are called wire")
 
 
-def test_gains_are_counted() -> None:
+def test_the_table_has_what_is_lost_too() -> None:
     first: dict[str, Any] = dict.fromkeys(demo.SCORES, 0.5)
-    second = first | {"val/miou": 0.4, "val/iou/wire": 0.6, "val/edge_accuracy": 0.55}
-    expected = "Better with EdgeAwareLoss: 2 of 5 scores, most of all IoU of wires (+10.0 points)."
-    assert demo.about_gains(first, second) == expected
-    assert demo.about_gains(first, first) == "Better with EdgeAwareLoss: none of the scores."
+    second = first | {"val/miou": 0.4, "val/iou/wire": 0.6}
+    table = demo.score_table({"cross-entropy": first, "EdgeAwareLoss": second}, (7, 9))
+    assert [column.header for column in table.columns] == ["", "cross-entropy", "EdgeAwareLoss", "change"]
+    cells = [[*column.cells] for column in table.columns]
+    assert cells[3] == ["-10.0", "+10.0", "+0.0", "+0.0", "+0.0", "+2"]
+    assert cells[0][-1] == demo.SPECKLES
 
 
 @pytest.mark.slow
@@ -51,12 +51,14 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
     assert [name for name, *_ in rows] == [*demo.SCORES.values()]
     before, after, gain = np.array([figures for _, *figures in rows], float).T
     np.testing.assert_allclose(gain, after - before, atol=0.11)
-    for line in out.split("Open these first:\n")[1].splitlines():
-        path = Path(line.split()[0])
-        assert path.stat().st_size > 10_000
-        if path.suffix == ".png":
-            with Image.open(path) as image:
-                assert image.size[0] > 500
+    *_, picture, following = out.strip().splitlines()
+    with Image.open(tmp_path / "demo.png") as image:
+        assert image.size[0] > 1000
+    assert Path(picture.partition(" shows ")[0]).resolve() == (tmp_path / "demo.png").resolve()
+    assert following.startswith("Try next: open ")
+    page = Path(following.removeprefix("Try next: open ").partition(", ")[0])
+    assert page.resolve() == (tmp_path / "comparison.html").resolve()
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -89,28 +89,36 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert best_epoch(history, "nothing") == ("val/miou", history[2])
     assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
     page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
-    (tiles,) = parts_of(page, "tiles")
-    values = dict(tiles["values"])
-    assert (values["best epoch, by boundary F1, 1 px"], values["its mean IoU"]) == ("1", "35.0%")
-    assert (values["its boundary F1, 1 px"], values["last mean IoU"]) == ("62.0%", "42.0%")
+    first, last = parts_of(page, "tiles")
+    assert (first["title"], last["title"]) == ("Epoch 1, the best, by boundary F1, 1 px", "Epoch 3, the last")
+    scores = "mean IoU", "boundary IoU", "boundary F1, 1 px"
+    assert dict(first["values"]) == dict(zip(scores, ("35.0%", "17.5%", "62.0%"), strict=True))
+    assert dict(last["values"]) == dict(zip(scores, ("42.0%", "21.0%", "60.0%"), strict=True))
+    assert [last["changes"][name]["text"] for name in scores] == ["+7.0", "+3.5", "−2.0"]
     (tables,) = parts_of(page, "tables")
     assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
 
 
-def test_worst_images_are_thumbnails_of_their_errors_and_markup_is_text(tmp_path: Path) -> None:
+def test_pictures_say_which_epoch_they_are_of_and_markup_is_text(tmp_path: Path) -> None:
     folder = tmp_path / "a <i>run"
     folder.mkdir()
-    page = write_run_page(folder, [row_of(1)], CLASSES, worst(), config="</pre><img src=x>").read_text("utf-8")
+    history = [row_of(1, miou=0.9), row_of(2, miou=0.5)]
+    page = write_run_page(folder, history, CLASSES, worst(), config="</pre><img src=x>").read_text("utf-8")
     assert page.count("</script>") == 2  # those of the template
     for markup in ("<i>run", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
-    (gallery,), (figures,) = parts_of(page, "gallery"), parts_of(page, "figures")
-    assert [card["link"] for card in gallery["items"]] == ["#worst-0", "#worst-1"]
-    assert [f"#{figure['id']}" for figure in figures["rows"][0]["figures"]] == ["#worst-0", "#worst-1"]
-    for card in gallery["items"]:
-        encoded = card["figures"][0]["source"].removeprefix("data:image/jpeg;base64,")
-        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).astype(int)
-        assert shown.shape == (16, 24, 3)
+    (figures,) = parts_of(page, "figures")
+    assert figures["title"].endswith("as the network of epoch 2 sees them")
+    assert figures["text"].startswith("Epoch 2 is the last; the best is 1.")
+    assert [row["name"] for row in figures["rows"]] == [HOSTILE, "plain"]
+    for row in figures["rows"]:
+        assert row["about"].startswith("epoch 2 · edge loss ")
+        captions = [figure["caption"].partition(",")[0] for figure in row["figures"]]
+        labels, losses = ["no image given", "ground truth", "prediction", "wrong pixels"], ["cross-entropy", "edge map"]
+        assert captions == [*labels, *losses, "|gradient|", "|region gradient|"]
+        encoded = row["figures"][3]["source"].removeprefix("data:image/png;base64,")
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGBA")).astype(int)
+        assert shown.shape == (16, 24, 4)
         assert (shown[..., 0] > shown[..., 2] + 60).any()  # wrong pixels in red
 
 
@@ -134,17 +142,12 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
         contents: list[str] = page.execute_script(script, selector)
         return contents
 
-    assert page.title == f"Run {tmp_path.name}"
-    tiles = dict(zip(texts("header dt"), texts("header dd"), strict=True))
-    assert tiles == {
-        "epochs": "4",
-        "training time": "0:02:40",
-        "best epoch, by mean IoU": "2",
-        "its mean IoU": "75.0%",
-        "last mean IoU": "40.0%",
-        "images per second": "12.5",
-        "skipped steps, not finite": "2",
-    }
+    assert page.title == f"{tmp_path.name} · edgeloss run"
+    assert texts(".subtitle") == [
+        "4 epochs · 0:02:40 of training · 12.5 images per second · 2 steps skipped, not finite"
+    ]
+    assert texts("header h2") == ["Epoch 2, the best, by mean IoU", "Epoch 4, the last"]
+    assert texts("header dd") == ["75.0%", "37.5%", "40.0% −35.0", "20.0% −17.5"]
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     assert texts(".curves h3") == ["Loss", *TERMS, "IoU in validation", "Learning rate"]
     assert len(texts(".curves path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
@@ -161,13 +164,13 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert rows[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
     assert rows[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
 
-    assert texts("figcaption b") == [HOSTILE, "plain"]
+    assert texts(".figures figcaption")[2] == "prediction"
     figures = shown[0][1].figures
     line = f"edge loss {figures['edge']:#.4g} · cross-entropy {figures['cross_entropy']:#.4g} · mean IoU "
-    assert f"{line}{figures['mean_iou']:.1%}" in texts("figcaption")[0]
+    assert texts("h3:has(+ .figures)")[0] == f"{HOSTILE} epoch 4 · {line}{figures['mean_iou']:.1%}"
     assert "epochs: 4" in texts("pre")[0]
-    widths = page.execute_script("return [...document.querySelectorAll('.figures img')].map((one) => one.naturalWidth)")
-    assert min(widths) > 400
-    assert HOSTILE in page.execute_script("return document.querySelector('.figures img').alt")
+    widths = page.execute_script("return findAll('.figures img').map((one) => one.naturalWidth)")
+    assert set(widths) == {24}
     page = browse(write_run_page(tmp_path, history[:1], CLASSES, []))
-    assert texts("h2, .tables h3") == ["Curves", "Classes in validation", "epoch 1, best and last"]
+    titles = ["Epoch 1, best and last, by mean IoU", "Curves", "Classes in validation", "epoch 1, best and last"]
+    assert texts("h2, .tables h3") == titles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
     logits, target = patches()
     image = torch.rand(1, 3, *target.shape[1:])
     page = opened(logits, target, image=image, class_names=MARKUP, title=MARKUP[2])
-    assert page.run("return document.title") == MARKUP[2]
+    assert page.run("return document.title") == f"{MARKUP[2]} · edgeloss report"
     assert page.run("return document.querySelector('h1').textContent") == MARKUP[2]
     page.choose(0, "picture")
     np.testing.assert_array_equal(
@@ -34,6 +35,54 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
     assert page.run("return document.querySelectorAll('#histograms figure').length") == 7
     assert page.run("return findAll('.sortable tbody th').map((one) => one.textContent)") == MARKUP
     assert page.run("return findAll('#legend button').map((one) => one.childNodes[1].textContent)") == MARKUP
+
+
+@pytest.mark.parametrize("width", [390, 800, 1440])
+def test_it_does_not_jump_while_it_unpacks(opened: Opened, sized: Sized, width: int) -> None:
+    sized(width, 900, False)
+    logits, target = patches()
+    page = opened(logits, target, image=torch.rand(1, 3, *target.shape[1:]))
+    script = """
+        const done = arguments[arguments.length - 1];
+        let sum = 0;
+        const add = (list) => list.getEntries().forEach(({ value }) => (sum += value));
+        new PerformanceObserver(add).observe({ type: "layout-shift", buffered: true });
+        setTimeout(() => done(sum), 200);
+    """
+    assert page.driver.execute_async_script(script) < 0.01  # 0.1 is called good
+
+
+def test_keys_lead_to_the_next_image_and_page(opened: Opened) -> None:
+    logits, target = patches()
+    batch = logits.expand(2, *logits.shape[1:]), target.expand(2, *target.shape[1:])
+    page = opened(*batch, links={"← a": "a.html", "b →": "b.html"})
+    page.run("for (const link of findAll('nav a')) link.addEventListener('click', (event) => {"
+             " event.preventDefault(); document.body.dataset.went = link.textContent; })")  # fmt: skip
+    body = page.driver.find_element("css selector", "body")
+    at = "return images.findIndex(({ tiles }) => tiles === image.tiles)"
+    for key, index, went in (("n", 1, None), ("n", 1, "b →"), ("p", 0, "b →"), ("p", 0, "← a")):
+        body.send_keys(key)
+        page.wait_for(at, index)
+        assert page.run("return document.body.dataset.went ?? null") == went
+        assert page.run("return find('#image').value") == str(index)
+
+
+def test_on_paper_views_keep_their_shape(opened: Opened, driver: Any) -> None:
+    logits, target = patches()
+    page = opened(logits, target)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 700, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    sizes = page.run(
+        "return canvases.map(({ offsetWidth: w, offsetHeight: h, width, height }) => [w / h, width / height])"
+    )
+    buttons = page.run("return findAll('button').filter((one) => one.offsetParent && one.closest('.toolbar')).length")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    for shown, drawn in sizes:
+        assert shown == pytest.approx(drawn, rel=0.02)
+    assert buttons == 0
 
 
 def test_every_layer_shows_its_map(opened: Opened) -> None:
@@ -319,7 +368,8 @@ def test_a_batch_is_shown_image_by_image_and_controls_work_meanwhile(opened: Ope
             drawView(0);
         }
     """)
-    page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
+    page.wait_for("return find('#wait').style.visibility === 'hidden' && image.picture.naturalWidth === 36")
+    assert page.run("return filter.hidden.size") == 0
     assert page.run("return images.findIndex(({ worst }) => worst === image.worst)") == 2
     assert page.run("return [menus[0].value, menus[1].value]") == ["cross_entropy", "gradient"]
     scores = compute_scores(target[2:].clamp(min=-1).numpy(), logits[2:].argmax(1).numpy(), 3)

@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KATEX = ROOT / "build" / "katex" / "dist"
+IFRAME_WORKER = ROOT / "build" / "iframe-worker" / "shim" / "index.js"
 # The modules of the API; where it is not all that a module exports, the names.
 API = {
     "edgeloss": ("EdgeAwareLoss", "LossMaps", "backends", "check"),
@@ -36,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the API, the changelog, and the files of the theme."""
     paths = {"CHANGELOG.md": ROOT / "CHANGELOG.md"}
     paths |= {f"assets/{name}": HERE / name for name in ("style.css", "math.js", "favicon.svg")}
+    paths["assets/iframe-worker.js"] = IFRAME_WORKER
     katex = (KATEX / "katex.min.css", KATEX / "katex.min.js", *KATEX.glob("fonts/*.woff2"))
     paths |= {f"assets/katex/{path.relative_to(KATEX).as_posix()}": path for path in katex}
     for page, text in api_pages().items():

@@ -31,12 +31,15 @@ const number = (value) => {
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)}%`);
 const grouped = (count) => count.toLocaleString("en-US"); // its digits in groups
 
-// Return a table; a cell is text or a list of nodes.
+// A cell that is a change says whether it is for the better.
+const cellOf = (cell) => (cell?.tone === undefined ? cell : text("span", cell.text, cell.tone));
+
+// Return a table; a cell is text, a change or a list of nodes.
 const tableOf = (rows, { id = "", head = [], foot = null, named = false } = {}) => {
   const made = element("table", { id });
   const line = (cells) =>
     element("tr", {}, ...cells.map((cell, column) => {
-      const place = element(named && !column ? "th" : "td", { className: Array.isArray(cell) ? "wrap" : "" }, ...[cell].flat());
+      const place = element(named && !column ? "th" : "td", { className: Array.isArray(cell) ? "wrap" : "" }, ...[cellOf(cell)].flat());
       if (place.tagName === "TH") place.scope = "row";
       if (/^(NaN|-?Infinity)$/.test(place.textContent)) place.className = "loud";
       return place;

@@ -1,9 +1,12 @@
 // A gallery of thumbnails: sort the images, and show those of a class or name.
 
-const cardOf = ({ name, link, figures, lines }) => {
-  const shown = [element("div", { className: "shown" }, ...figures.map(figureOf)), text("strong", name)];
+const SHOWN = [1, 5, 2, 3]; // labels, difference and both predictions
+const cardOf = (image) => {
+  const { name, link, photo, figures, lines } = image;
   const values = lines.map(([title, value]) => element("div", {}, text("dt", title), text("dd", value)));
-  const head = link ? [element("a", { href: link }, ...shown)] : shown;
+  const head = link
+    ? [element("a", { href: link }, ...figures.map((one) => pictureOf(one, photo)), text("strong", name))]
+    : [picturesOf(image, SHOWN, "shown"), text("strong", name)];
   return element("li", { className: "card" }, ...head, element("dl", {}, ...values));
 };
 
@@ -13,13 +16,9 @@ const changeOf = (iou, label) => {
   return iou.length < 2 || first === null || last === null ? last : last - first;
 };
 
-parts.gallery = ({ title, text: content, items, sort = null, scores, classes }) => {
+parts.gallery = ({ about, items, sort, scores, classes }) => {
   const cards = items.map(cardOf);
-  const gallery = element("ul", { className: items[0].figures.length > 1 ? "gallery pairs" : "gallery" }, ...cards);
-  gallery.classList.add(sort ? "rows" : "small");
-  if (!sort) {
-    return [element("section", { className: "card" }, text("h2", title), text("p", content, "hint"), gallery)];
-  }
+  const gallery = element("ul", { className: "gallery rows" }, ...cards);
   const menu = (id, entries) => element("select", { id }, ...entries.map(([value, name]) => new Option(name, value)));
   const by = menu("sort", [...sort, ["name", "name"]]);
   const class_ = menu("class", [["", "all classes"], ...classes]);
@@ -59,5 +58,5 @@ parts.gallery = ({ title, text: content, items, sort = null, scores, classes }) 
   });
   arrange();
   const label = (name, input) => element("label", {}, `${name} `, input);
-  return [element("div", { className: "toolbar" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
+  return [...(about ? [text("p", about, "hint")] : []), element("div", { className: "toolbar" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
 };

@@ -20,26 +20,31 @@ const arrangeRows = () => {
 };
 addEventListener("resize", arrangeRows);
 
-parts.tiles = ({ title, values, changes }) => {
+parts.heading = ({ title, about }) => [text("h2", title, "section"), ...(about ? [text("p", about, "hint")] : [])];
+
+parts.tiles = ({ title, values, changes, about }) => {
   const shown = ([name, value]) => {
-    const change = changes[name] ? [" ", text("small", changes[name])] : [];
+    const change = changes[name] ? [" ", text("small", changes[name].text, changes[name].tone)] : [];
     return element("dd", { className: /^(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
   };
   const tiles = values.map((one) => element("div", {}, text("dt", one[0]), shown(one)));
-  return [...(title ? [text("h2", title)] : []), element("dl", { className: "tiles rows" }, ...tiles)];
+  const lines = [element("dl", { className: "tiles rows" }, ...tiles), ...(about ? [text("p", about, "hint")] : [])];
+  return [...(title ? [text("h2", title)] : []), ...lines];
 };
 
 parts.key = ({ entries }) => [element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)))];
 
-parts.folded = ({ title, text: content }) => [
-  element("section", { className: "card" }, element("details", {}, text("summary", title), text("pre", content))),
-];
+parts.folded = ({ title, text: content }) => {
+  const made = element("details", {}, text("summary", title), text("pre", content));
+  addEventListener("beforeprint", () => (made.open = true));
+  return [element("section", { className: "card" }, made)];
+};
 
 // -------------------------------------------------------------------------------------------------------------- tables
 
 // Cells are compared as numbers where they are numbers; a dash, which means no value, comes last.
 const compared = (first, second, sign) => {
-  const [a, b] = [first, second].map((cell) => parseFloat(cell));
+  const [a, b] = [first, second].map((cell) => parseFloat(cell.replace("−", "-")));
   if (Number.isNaN(a) && Number.isNaN(b)) return sign * first.localeCompare(second);
   if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
   return sign * (a - b);
@@ -71,19 +76,37 @@ parts.tables = ({ title, tables }) => {
 
 // ------------------------------------------------------------------------------------------------------------ pictures
 
-const figureOf = ({ source, caption, name = "", id = "", alt = "", width, height }) => {
-  const made = element("figure", { id }, element("img", { src: source, alt, ...(width ? { width, height } : {}) }));
-  if (id) made.tabIndex = -1; // a place to jump to
-  const lines = [...(name ? [text("b", name), element("br")] : []), caption];
-  if (caption) made[name ? "prepend" : "append"](element("figcaption", {}, ...lines));
+// A picture, over the photograph of its row where it is transparent. Its space is reserved before it is decoded.
+const pictureOf = ({ source, base, size: [width, height], caption }, photo) => {
+  const made = element("span", { className: `picture${Math.max(width, height) < 256 ? " pixels" : ""}` });
+  made.style.aspectRatio = `${width} / ${height}`;
+  const layers = [...(base && photo ? [[photo, base]] : []), ...(source ? [[source, ""]] : [])];
+  layers.forEach(([src, className], at) => made.append(element("img", { src, className, alt: at ? "" : caption, width, height })));
   return made;
 };
 
-// Large pictures, in rows with a title each.
-parts.figures = ({ title, text: content, rows, wide }) => {
-  const shown = rows.flatMap((row) => [
-    ...(row.title ? [text("h3", row.title)] : []),
-    element("div", { className: wide ? "figures wide" : "figures" }, ...row.figures.map(figureOf)),
-  ]);
-  return [element("section", { className: "card" }, text("h2", title), ...(content ? [text("p", content)] : []), ...shown)];
+// The pictures of an image, each of which can be enlarged; some of them are shown in a gallery.
+const picturesOf = (image, places = image.figures.keys(), className = "figures") => {
+  const made = element("div", { className });
+  for (const at of places) {
+    const { caption } = image.figures[at];
+    const picture = pictureOf(image.figures[at], image.photo);
+    const shown = picture.childElementCount ? element("button", { type: "button", className: "enlarge" }, picture) : picture;
+    shown.addEventListener("click", () => enlarge(made, at));
+    made.append(element("figure", {}, shown, element("figcaption", {}, caption)));
+  }
+  imageOf.set(made, image);
+  return made;
+};
+
+// Rows of pictures, each with a title: of an image of the gallery, or with its own.
+parts.figures = ({ title, text: content, rows }) => {
+  const { items } = data.parts.find(({ kind }) => kind === "gallery") ?? {};
+  const shown = rows.flatMap(({ item, about, change, ...own }) => {
+    const image = item === undefined ? own : items[item];
+    const tone = change ? [" ", text("small", `(${change.text})`, change.tone)] : [];
+    const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, about, ...tone));
+    return [head, picturesOf({ ...image, about })];
+  });
+  return [element("section", { className: "card" }, text("h2", title), ...(content ? [text("p", content, "hint")] : []), ...shown)];
 };

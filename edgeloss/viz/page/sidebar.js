@@ -100,9 +100,8 @@ const showWorst = () => {
   find("#worst-about").textContent = places.length
     ? `Where the sum of the ${layerOf(layer).name} is largest; wrong pixels in red. Press one to go there.`
     : "There is no loss anywhere.";
-  const buttons = places.map(({ row, column, top, left, across, sum, labels }) => {
+  const buttons = places.map(({ row, column, across, sum, labels }) => {
     const canvas = element("canvas", { width: 160, height: 160, ariaHidden: "true" });
-    drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.55 });
     const size = text("small", sum === null ? " not finite" : ` ${number(sum)}`);
     const label = element("span", {}, labels.map(nameOf).join(" → "), size);
     const made = element("button", { title: `Row ${row}, column ${column}` }, canvas, label);
@@ -114,3 +113,9 @@ const showWorst = () => {
   });
   find("#worst").replaceChildren(...buttons);
 };
+
+const drawWorst = () =>
+  findAll("#worst canvas").forEach((canvas, at) => {
+    const { top, left, across } = image.worst.places[at];
+    drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.55 });
+  });

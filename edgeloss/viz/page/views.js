@@ -82,6 +82,7 @@ const drawView = (side) => {
   const context = canvas.getContext("2d");
   const frame = frameOf(canvas);
   const key = drawn[side];
+  if (!image.arrays.truth || !key) return; // they are being unpacked
   drawLayer(context, frame, key, { opacity: blends[side].value / 100, contours });
   context.fillStyle = data.special.loud;
   const size = 5 * devicePixelRatio;

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Lay out the windows of docs/images/quality-crops.png for the first page, for wide and for narrow screens.
+
+    python benchmarks/first_page.py
+
+`quality.py crops` draws that picture, from trained networks. Its windows are those of the largest, the median and the
+smallest difference in boundary F1 between the last loss and cross-entropy; here they get the full names of the losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import font_manager
+from PIL import Image, ImageDraw, ImageFont
+
+from edgeloss.viz import distinct_colors
+from edgeloss.viz.coloring import color_bytes
+from edgeloss.viz.palette import VOID
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+LEFTS, TOPS, SIDE = (57, 309, 561, 813, 1065), (90, 375, 661), 242  # of the windows, with their frames
+COLUMNS = ("image", "true labels", "cross-entropy", "edge-weighted CE\n+ Dice", "EdgeAwareLoss()")
+ROWS = ("largest gain", "median", "largest loss")
+F1 = ((29, 36, 55), (39, 37, 47), (45, 33, 26))  # percent, as that picture has them: of each row, by loss
+CLASSES = ("sky", "building", "pole", "road", "sidewalk", "tree")
+CLASSES += ("sign", "fence", "car", "pedestrian", "bicyclist", "void")
+
+
+class Sheet(NamedTuple):
+    """A picture that is being made, with the size of its text."""
+
+    image: Image.Image
+    size: int
+
+    def write(self, place: tuple[int, int], text: str, *, bold: bool = False, anchor: str = "la") -> None:
+        """Write a text, by default from its upper left corner."""
+        path = font_manager.findfont(font_manager.FontProperties(weight="bold" if bold else "normal"))
+        font, draw = ImageFont.truetype(path, self.size), ImageDraw.Draw(self.image)
+        if "\n" in text:
+            draw.multiline_text(place, text, "black", font, anchor, spacing=2)
+        else:
+            draw.text(place, text, "black", font, anchor)
+
+    def add_key(self, top: int, columns: int, left: int = 0) -> None:
+        """Write the names of the classes next to their colors."""
+        colors = np.vstack([distinct_colors(len(CLASSES) - 1), VOID])
+        across = (self.image.width - left) // columns
+        for at, (name, color) in enumerate(zip(CLASSES, colors, strict=True)):
+            x, y = left + at % columns * across, top + at // columns * (self.size + 12)
+            box = (x, y + 3, x + self.size - 2, y + self.size + 1)
+            ImageDraw.Draw(self.image).rectangle(box, tuple(color_bytes(color).tolist()), "black")
+            self.write((x + self.size + 8, y), name)
+
+
+def read_windows() -> list[list[Image.Image]]:
+    """Return the windows, by row."""
+    drawn = Image.open(IMAGES / "quality-crops.png").convert("RGB")
+    return [[drawn.crop((left, top, left + SIDE, top + SIDE)) for left in LEFTS] for top in TOPS]
+
+
+def blank(width: int, height: int) -> Image.Image:
+    """Return a white picture."""
+    return Image.new("RGB", (width, height), "white")
+
+
+def draw_wide(windows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    """Draw a row for each window."""
+    left, gap, below, head = 0, 14, 38, 64
+    sheet = Sheet(blank(5 * SIDE + 4 * gap, head + 3 * (SIDE + below) + 2 * 30 + 60), 24)
+    for column, name in enumerate(COLUMNS):
+        x = left + column * (SIDE + gap)
+        sheet.write((x, head - 8), name, bold=column == 4, anchor="ld")
+        for row, of_row in enumerate(windows):
+            y = head + row * (SIDE + below + 10)
+            sheet.image.paste(of_row[column], (x, y))
+            text = f"F1 {F1[row][column - 2]} %" if column > 1 else ROWS[row] if not column else ""
+            sheet.write((x, y + SIDE + 5), text, bold=column in (0, 4))
+    sheet.add_key(sheet.image.height - 76, 6)
+    return sheet.image
+
+
+def draw_narrow(windows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    """Draw a column for each window."""
+    gap, below, head, text = 14, 42, 44, 48
+    sheet = Sheet(blank(3 * SIDE + 2 * gap, head + 5 * (SIDE + text) + 3 * below + 200), 29)
+    for row, name in enumerate(ROWS):
+        sheet.write((row * (SIDE + gap), 4), name, bold=True)
+    y = head
+    for column, name in enumerate(COLUMNS):
+        sheet.write((0, y + 6), name.replace("\n", " "), bold=column == 4)
+        y += text
+        for row, of_row in enumerate(windows):
+            x = row * (SIDE + gap)
+            sheet.image.paste(of_row[column], (x, y))
+            if column > 1:
+                sheet.write((x, y + SIDE + 4), f"F1 {F1[row][column - 2]} %", bold=column == 4)
+        y += SIDE + (below if column > 1 else 0)
+    sheet.add_key(y + 26, 3)
+    return sheet.image
+
+
+DRAWN = {"first-page": draw_wide, "first-page-narrow": draw_narrow}
+
+
+def main() -> None:
+    """Write both pictures."""
+    windows = read_windows()
+    for name, draw in DRAWN.items():
+        draw(windows).save(IMAGES / f"{name}.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()

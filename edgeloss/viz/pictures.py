@@ -1,0 +1,105 @@
+"""Photographs, label maps and overlays → the small pictures of a page, for which it reserves their space."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from edgeloss.viz.coloring import color_bytes, picture_of_labels
+from edgeloss.viz.pages import Part, data_uri
+from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
+
+_Array = npt.NDArray[Any]
+Rgb = npt.NDArray[np.uint8]
+_PIXELS = 10_000_000  # of one kind of picture in a page, so that it stays small where there are many
+_SIDES = 200, 720
+
+
+def side_for(count: int) -> int:
+    """Return how many pixels the longer side of the pictures of ``count`` images may have.
+
+    Example:
+        >>> side_for(1), side_for(100), side_for(5000)
+        (720, 316, 200)
+    """
+    low, high = _SIDES
+    return min(max(int(math.sqrt(_PIXELS / max(count, 1))), low), high)
+
+
+def photograph(image: Rgb | None, side: int) -> str:
+    """Return an image [H, W, 3] as the data URI of a JPEG, nothing for None."""
+    if image is None:
+        return ""
+    small, file = Image.fromarray(image), io.BytesIO()
+    small.thumbnail((side, side))
+    small.save(file, "jpeg", quality=85)
+    return data_uri(file.getvalue(), "jpeg")
+
+
+def picture(colors: Rgb, side: int, caption: str, *, base: str = "") -> Part:
+    """Return a picture, without loss: where it is smaller, it has every n-th pixel.
+
+    Args:
+        colors: [H, W, 3], or [H, W, 4] with opacity.
+        side: pixels of the longer side.
+        caption: below the picture.
+        base: ``"gray"`` shows the photograph of the image in gray where the picture is transparent.
+    """
+    shape = colors.shape[:2]
+    size = [max(1, round(length * min(1.0, side / max(shape)))) for length in shape]
+    down, right = ((np.arange(new) + 0.5) * length / new for new, length in zip(size, shape, strict=True))
+    small = np.ascontiguousarray(colors[down.astype(int)[:, None], right.astype(int)])
+    return {"source": data_uri(encode_png(small), "png"), "caption": caption, "base": base, "size": size[::-1]}
+
+
+def photo_picture(image: Rgb | None, shape: Sequence[int]) -> Part:
+    """Return the photograph of an image as a picture of it; an empty one if there is none."""
+    height, width = shape
+    caption = "no image given" if image is None else "image"
+    return {"source": "", "caption": caption, "base": "photo", "size": [width, height]}
+
+
+def encode_png(colors: Rgb) -> bytes:
+    """Return a picture [H, W, 3 or 4] as a PNG, with a palette if it has at most 256 colors."""
+    channels, file = colors.shape[2], io.BytesIO()
+    packed = np.full((*colors.shape[:2], 4), 255, np.uint8)
+    packed[..., :channels] = colors
+    found, codes = np.unique(packed.view(np.uint32)[..., 0], return_inverse=True)
+    if len(found) > 256:
+        Image.fromarray(colors).save(file, "png", optimize=True)
+        return file.getvalue()
+    table = found[:, None].view(np.uint8)
+    indexed = Image.fromarray(codes.reshape(colors.shape[:2]).astype(np.uint8))
+    indexed.putpalette(table[:, :3].tobytes())
+    opacity: dict[str, Any] = {"transparency": table[:, 3].tobytes()} if channels == 4 else {}
+    indexed.save(file, "png", optimize=True, **opacity)
+    return file.getvalue()
+
+
+def overlay(marks: Mapping[tuple[float, float, float], _Array], shape: Sequence[int], *, on_photo: bool) -> Rgb:
+    """Return masks [H, W] in their colors, [H, W, 4], transparent elsewhere; without a photograph gray there."""
+    colors = np.zeros((*shape, 4), np.uint8)
+    colors[:] = (0, 0, 0, 0) if on_photo else (128, 128, 128, 255)
+    for color, mask in marks.items():
+        colors[mask] = (*color_bytes(color), 255)
+    return colors
+
+
+def error_overlay(target: _Array, prediction: _Array, *, on_photo: bool) -> Rgb:
+    """Return the wrong pixels in red, ignored ones in gray, [H, W, 4]; without a photograph right ones in blue."""
+    wrong, void = (target != prediction) & (target >= 0), target < 0
+    right = {} if on_photo else {RIGHT: ~wrong & ~void}
+    return overlay({**right, WRONG: wrong, VOID: void}, target.shape, on_photo=on_photo)
+
+
+def labels_picture(target: _Array, prediction: _Array, colors: _Array) -> Rgb:
+    """Return the colors of predicted labels, [H, W, 3], gray where no label counts."""
+    drawn = picture_of_labels(prediction, colors, LOUD)
+    drawn[target < 0] = color_bytes(VOID)
+    return drawn

@@ -91,10 +91,10 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
         baseline: title of the loss that the others are compared with.
 
     Returns:
-        Dicts with ``loss``, the title; ``seeds``; ``failed``, the seeds that diverged; ``scores``, mean and standard
-        deviation of each metric that the results have; ``differences``, for each of them the differences to the
-        baseline with the same seed, as :func:`compare` returns them, and ``p_holm``, the p-value adjusted for the
-        number of losses.
+        Dicts with ``loss``, the title; ``seeds``; ``failed``, the seeds that diverged; ``scores``, mean, standard
+        deviation and number of seeds of each metric that the results have; ``differences``, for each of them the
+        differences to the baseline with the same seed, as :func:`compare` returns them, and ``p_holm``, the p-value
+        adjusted for the number of losses.
     """
     grouped = by_loss(results)
     rows = [_summary(loss, of_loss, grouped.get(baseline, []), baseline) for loss, of_loss in grouped.items()]
@@ -114,7 +114,7 @@ def _summary(loss: str, results: Sequence[Row], compared: Sequence[Row], baselin
         values, others = _values(results, name), _values(compared, name)
         if values:
             deviation = statistics.stdev(values.values()) if len(values) > 1 else None
-            summary["scores"][name] = statistics.fmean(values.values()), deviation
+            summary["scores"][name] = statistics.fmean(values.values()), deviation, len(values)
         pairs = [value - others[seed] for seed, value in values.items() if seed in others]
         if pairs and loss != baseline:
             summary["differences"][name] = compare(pairs)
@@ -358,8 +358,9 @@ def _pairs(row: Summary) -> str:
 def _score(row: Summary, name: str) -> str:
     if name not in row["scores"]:
         return "–"
-    mean, deviation = row["scores"][name]
-    return number(name, mean) + ("" if deviation is None else f" ± {number(name, deviation)}")
+    mean, deviation, count = row["scores"][name]
+    spread = "" if deviation is None else f" ± {number(name, deviation)}"
+    return number(name, mean) + spread + (f" ({count})" if count < len(row["seeds"]) else "")
 
 
 def _difference(row: Summary, name: str) -> str:

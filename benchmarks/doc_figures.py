@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import inversion
+import lesions
 import tiny_networks
 from quality import ROOT
 from quality.command import RESULTS
@@ -392,10 +394,12 @@ def or_none(lines: list[str]) -> list[str]:
     return lines if len(lines) > 2 else markdown_table(["not trained yet"], [])
 
 
-def tiny_table(name: str) -> list[str]:
+def tiny_table(name: str, cases: Iterable[tiny_networks.Case]) -> list[str]:
     """Return how many trainings of tiny networks failed under each loss."""
     rows = read_rows(RESULTS / f"{name}.jsonl")
-    return tiny_networks.table(rows, [*{row["case"]: 0 for row in rows}], [*{row["loss"]: 0 for row in rows}])
+    trained = {row["loss"] for row in rows}
+    losses = [loss for loss in tiny_networks.LOSSES if loss in trained]
+    return tiny_networks.table(rows, [case.name for case in cases], losses)
 
 
 def pretrained_sentences() -> list[str]:
@@ -417,14 +421,13 @@ def classes_sentences() -> list[str]:
 
 
 def lesions_sentences() -> list[str]:
-    """Return how many trainings on small disks fail under each loss."""
-    rows = read_rows(RESULTS / "lesions.jsonl")
-    failed = {loss: sum(row["dice"] < tiny_networks.FAILED for row in rows if row["loss"] == loss) for loss in LESIONS}
-    total = {sum(row["loss"] == loss for row in rows) for loss in LESIONS}
-    if len(total) != 1:
-        raise ValueError(f"lesions.jsonl: expected as many trainings of each loss, but got {sorted(total)}")
+    """Return how many trainings on small disks fail under each loss, in the cases that all were trained on."""
+    dice = {(row["case"], row["loss"], row["seed"]): row["dice"] for row in read_rows(RESULTS / "lesions.jsonl")}
+    seeds = {(case, seed) for case, _, seed in dice}
+    shared = [key for key in seeds if all((key[0], loss, key[1]) in dice for loss in LESIONS)]
+    failed = {loss: sum(dice[case, loss, seed] < tiny_networks.FAILED for case, seed in shared) for loss in LESIONS}
     counts = ", ".join(f"{failed[loss]} with {name}" for loss, name in LESIONS.items())
-    return [f"of {total.pop()} trainings each, {counts}"]
+    return [f"of {len(shared)} trainings each, {counts}"]
 
 
 LESIONS = {
@@ -577,35 +580,35 @@ FIGURES = {
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
         f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
-        {"docs/quality.md": offsets_table},
-        {"docs/quality.md": offsets_sentences},
+        {PEERS: offsets_table},
+        {PEERS: offsets_sentences},
         results="offsets.jsonl",
     ),
     "calibration": Figures(
         f'{TABLE} configs/quality-sets.yaml --losses cross-entropy "{OURS}" --metrics {" ".join(OF_SHAPES)}',
-        {"docs/quality.md": calibration_table},
-        {"docs/quality.md": calibration_sentences},
+        {PEERS: calibration_table},
+        {PEERS: calibration_sentences},
     ),
     "edge weight": Figures(
         "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
         f' --losses "{OURS}" "{OLD_FOCUS}"',
     ),
-    "default": of_plan("docs/quality.md", trained_table, "default"),
+    "default": of_plan(PEERS, trained_table, "default"),
     "inversion": Figures(
         "python benchmarks/inversion.py",
-        {"docs/quality.md": partial(tiny_table, "inversion")},
+        {"docs/quality.md": partial(tiny_table, "inversion", inversion.CASES)},
         results="inversion.jsonl",
     ),
     "lesions": Figures(
         "python benchmarks/lesions.py",
-        {"docs/quality.md": partial(tiny_table, "lesions")},
+        {"docs/quality.md": partial(tiny_table, "lesions", lesions.CASES)},
         dict.fromkeys(("README.md", "docs/quality.md"), lesions_sentences),
         results="lesions.jsonl",
     ),
     "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {"docs/quality.md": gains_table}),
     "region": of_plan(PEERS, ahead_table, "sets", NO_REGIONS, OURS),
     "rivals": of_plan(PEERS, trained_table, "rivals"),
-    "pretrained": of_plan("docs/quality.md", trained_table, "pretrained"),
+    "pretrained": of_plan(PEERS, trained_table, "pretrained"),
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
     "converged": of_plan("docs/quality.md", trained_table, "converged"),
     "borders": of_plan("docs/quality.md", trained_table, "borders"),

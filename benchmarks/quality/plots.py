@@ -44,7 +44,7 @@ def panels(
         axis.grid(alpha=0.3)
     yield axes, looks
     handles = [Line2D([], [], color=color, marker=marker) for color, marker in looks.values()]
-    figure.legend(handles, [*looks], loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles, [*looks], loc="outside lower center", ncols=min(3, len(titles)), fontsize=8, frameon=False)
     save_figure(figure, path, 120)
 
 
@@ -57,7 +57,7 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     differences = [row["differences"] for rows in sets.values() for row in rows]
     losses = [*dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"])]
     shown = [name for name in SHOWN if any(name in of_loss for of_loss in differences)]
-    height = 1.6 + 0.22 * len(sets) * (len(losses) + 1)
+    height = 1.6 + 0.16 * len(sets) * (len(losses) + 1)
     with panels((METRICS[name] for name in shown), losses, path, 4, height) as (axes, looks):
         for axis, name in zip(axes, shown, strict=True):
             most = 0.0

@@ -296,9 +296,9 @@ def losses_table(plan: str) -> list[str]:
     return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
 
 
-def scores(summary: Summary) -> str:
-    """Return the mean scores of a summary."""
-    return " / ".join(number(name, summary["scores"][name][0]) for name in MAIN)
+def scores(summary: Summary, names: Iterable[str] = MAIN) -> str:
+    """Return mean scores of a summary."""
+    return " / ".join(number(name, summary["scores"][name][0]) for name in names)
 
 
 def points(summary: Summary) -> str:
@@ -326,11 +326,15 @@ def version(loss: str) -> str:
 
 
 def sets_table() -> list[str]:
-    """Return the scores of cross-entropy, the best rival and ours, bold where one of the last two is clearly ahead."""
+    """Return the scores of cross-entropy, the best rival and ours, bold where one of the last two is clearly ahead.
+
+    The fourth score, F1 of all borders, is left out where rows of earlier versions lack it.
+    """
     rows = []
     for setting, (plain, rival, own) in ((name, [*of_loss.values()]) for name, of_loss in compared().items()):
         cells: list[list[str]] = [[], []]
-        for name in MAIN:
+        names = [name for name in (*MAIN, "f1_any_1") if name in plain["scores"] and name in own["differences"]]
+        for name in names:
             difference = own["differences"][name]
             for cell, row, side in zip(cells, (rival, own), (-1, 1), strict=True):
                 value = number(name, row["scores"][name][0])
@@ -340,7 +344,7 @@ def sets_table() -> list[str]:
         seeds = ", ".join(str(len(row["seeds"])) for row in (plain, rival, own))
         of_rival = f"{NAMES_OF_RIVALS.get(rival['loss'], rival['loss'])}: {' / '.join(cells[0])}"
         of_own = f"{version(own['loss'])}: {' / '.join(cells[1])}"
-        rows.append(f"{name} | {classes} | {seeds} | {scores(plain)} | {of_rival} | {of_own}")
+        rows.append(f"{name} | {classes} | {seeds} | {scores(plain, names)} | {of_rival} | {of_own}")
     return table("data | classes: | seeds: | cross-entropy: | best rival: | `EdgeAwareLoss()`, version:", rows)
 
 

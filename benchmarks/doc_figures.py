@@ -10,31 +10,55 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from math import prod
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
+import inversion
+import lesions
 import tiny_networks
 from quality import ROOT
 from quality.command import RESULTS
 from quality.offsets import POINTS, at_offsets, best_offsets
-from quality.runs import read_plan
-from quality.tables import BASELINE, Summary, differences_table, number, rows_of, scores_table, summarize
+from quality.runs import key_of, read_plan, run_of
+from quality.tables import (
+    BASELINE,
+    Summary,
+    classes_table,
+    differences_table,
+    images_table,
+    interval,
+    is_clear,
+    number,
+    rows_of,
+    scores_table,
+    summarize,
+    without_most,
+    without_table,
+)
 from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
-CONTROL, RIVAL = "edge-weighted CE (k 12, class_balance 1)", "CE + Dice (weight 2, k 12, class_balance 1)"
-OURS, NO_REGIONS = "EdgeAwareLoss() (version 0.3)", "EdgeAwareLoss() (region_weight 0, version 0.3)"
+CONTROL = "edge-weighted CE (k 12, class_balance 1)"
+NAMES_OF_RIVALS = {CONTROL: "control", "CE + Dice (weight 2, k 12, class_balance 1)": "control + Dice"}
+RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
+NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
+NO_REGIONS = "EdgeAwareLoss() (region_weight 0, version 0.3)"
+ENOUGH = 3  # seeds of the current version, with which it takes the place of the one before
 OLD_FOCUS = "EdgeAwareLoss() (version 0.3, old_focus 1)"
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_SHAPES = ("hd95", "cldice", "nll_edge", "ece_edge", "ece")
-OF_TRAINED = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
-TRIALS = ("balance", "focus", "pure", "region", "study", "terms")  # plans that are scored on held-out images
-PRETRAINED = "camvid 240 × 180"
-CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
+OF_TRAINED = ("f1_1", "f1_any_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
+OF_THIN = ("f1_1", "f1_any_1", "cldice", "boundary_iou_005", "miou", "ece_edge")
+# Plans that are scored on held-out images.
+TRIALS = ("balance", "focus", "pure", "region", "rivals-tune", "study", "terms")
+PRETRAINED, LARGE = "camvid 240 × 180", "camvid 480 × 360"
+SETS = ("camvid", "sstem", "topomortar", "dsb2018", "hippocampus")
+THIN_SETS = ("vessels", "cracks")
 
 Lines = Callable[[], list[str]]
 
@@ -213,15 +237,61 @@ def host_sentences() -> list[str]:
 
 @cache
 def results_of(plan: str) -> dict[str, list[Row]]:
-    """Return the rows of a plan's runs by their setting, in the order of the plan."""
-    return rows_of(RESULTS / "quality.jsonl", read_plan(ROOT / f"configs/quality-{plan}.yaml", held_out=plan in TRIALS))
+    """Return the rows of a plan's runs by their setting, in the order of the plan: none if none has been trained."""
+    runs = read_plan(ROOT / f"configs/quality-{plan}.yaml", held_out=plan in TRIALS)
+    trained = {key_of(row) for row in read_rows(RESULTS / "quality.jsonl")}
+    return rows_of(RESULTS / "quality.jsonl", runs) if any(run.key in trained for run in runs) else {}
+
+
+@cache
+def rows_in(setting: str) -> list[Row]:
+    """Return the rows of a data set, or of a setting of the pretrained network."""
+    plans = ("sets", "rivals", "default", "thin") if setting in (*SETS, *THIN_SETS) else ("pretrained",)
+    rows = {key_of(row): row for plan in plans for row in results_of(plan).get(setting, [])}
+    return [*rows.values()]
 
 
 @cache
 def quality(setting: str, baseline: str = BASELINE) -> dict[str, Summary]:
-    """Return the summaries of one of the five data sets, or of a setting of the pretrained network, by loss."""
-    plan = "sets" if setting in CLASSES else "pretrained"
-    return {row["loss"]: row for row in summarize(results_of(plan)[setting], baseline)}
+    """Return the summaries of one of the data sets, or of a setting of the pretrained network, by loss."""
+    return {row["loss"]: row for row in summarize(rows_in(setting), baseline)}
+
+
+@cache
+def ours(setting: str) -> str | None:
+    """Return the title of the newest version that was trained with enough seeds; None if there is none."""
+    seeds = {loss: len(row["seeds"]) for loss, row in quality(setting).items()}
+    return next((loss for loss in (NOW, OURS) if seeds.get(loss, 0) >= ENOUGH), None)
+
+
+@cache
+def best_rival(setting: str) -> str | None:
+    """Return the title of the rival with the highest mean of the MAIN scores, of those with two seeds or more.
+
+    The mean is over held-out images where rivals had trials there, and else over the images that all are scored on,
+    which favors the chosen one.
+    """
+    titles = {run_of(row).title for row in rows_in(setting) if run_of(row).loss in RIVALS}
+    scored = {loss: row for loss, row in quality(setting).items() if loss in titles and len(row["seeds"]) > 1}
+    trials = {row["loss"]: row for row in summarize(results_of("rivals-tune").get(setting, []))}
+    judged = {loss: trials[loss] for loss in scored if loss in trials} or scored
+    return max(judged, key=lambda loss: fmean(judged[loss]["scores"][name][0] for name in MAIN), default=None)
+
+
+def compared() -> dict[str, dict[str, Summary]]:
+    """Return the summaries of cross-entropy, the best rival and ours, over the seeds of ours, by setting.
+
+    The differences are those to the rival.
+    """
+    summaries = {}
+    for setting in (PRETRAINED, LARGE, *SETS, *THIN_SETS):
+        titles = BASELINE, best_rival(setting), ours(setting)
+        if None not in titles:
+            rows = [row for row in rows_in(setting) if run_of(row).title in titles]
+            seeds = {run_of(row).seed for row in rows if run_of(row).title == titles[-1]}
+            of_loss = {row["loss"]: row for row in summarize((r for r in rows if r["run"]["seed"] in seeds), titles[1])}
+            summaries[setting] = {str(loss): of_loss[str(loss)] for loss in titles}
+    return summaries
 
 
 def ahead_table(plan: str, baseline: str, *losses: str) -> list[str]:
@@ -242,9 +312,13 @@ def trained(plan: str) -> dict[str, list[Summary]]:
     return {setting: rows for setting, rows in summaries.items() if len(rows) > 1}  # others have nothing to compare
 
 
-def trained_table(plan: str) -> list[str]:
-    """Return the scores of a plan's losses, a row for each."""
-    return scores_table(((setting, row) for setting, rows in trained(plan).items() for row in rows), OF_TRAINED)
+def trained_table(plan: str, metrics: Sequence[str] = OF_TRAINED) -> list[str]:
+    """Return the scores of a plan's losses that some of them have, a row for each loss."""
+    rows = [(setting, row) for setting, rows in trained(plan).items() for row in rows]
+    return or_none(scores_table(rows, [name for name in metrics if any(name in row["scores"] for _, row in rows)]))
+
+
+thin_table = partial(trained_table, metrics=OF_THIN)
 
 
 def losses_table(plan: str) -> list[str]:
@@ -255,9 +329,9 @@ def losses_table(plan: str) -> list[str]:
     return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
 
 
-def scores(summary: Summary) -> str:
-    """Return the mean scores of a summary."""
-    return " / ".join(number(name, summary["scores"][name][0]) for name in MAIN)
+def scores(summary: Summary, names: Iterable[str] = MAIN) -> str:
+    """Return mean scores of a summary."""
+    return " / ".join(number(name, summary["scores"][name][0]) for name in names)
 
 
 def points(summary: Summary) -> str:
@@ -272,30 +346,97 @@ def ranges(summary: Summary, name: str) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def sets_row(data: str) -> str:
-    """Return a row of the five data sets: classes, seeds and scores of the losses."""
+def parts_row(data: str) -> str:
+    """Return a row of the five data sets: seeds and scores of the losses of which version 0.3 consists."""
     summaries = [quality(data)[loss] for loss in (BASELINE, CONTROL, NO_REGIONS, OURS)]
     seeds = ", ".join(str(len(summary["seeds"])) for summary in summaries)
-    return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, summaries))}"
+    return f"{data} | {seeds} | {' | '.join(map(scores, summaries))}"
 
 
-def readme_table() -> list[str]:
-    """Return the scores of three losses, the last one's bold where all intervals exclude 0."""
-    sets = {"camvid, pretrained network": [quality(PRETRAINED)[loss] for loss in (BASELINE, RIVAL, OURS)]}
-    sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
+def version(loss: str) -> str:
+    """Return the version of ours."""
+    return "0.3" if loss == OURS else "0.4"
+
+
+def sets_table() -> list[str]:
+    """Return the scores of cross-entropy, the best rival and ours, bold where one of the last two is clearly ahead.
+
+    The fourth score, F1 of all borders, is left out where rows of earlier versions lack it.
+    """
     rows = []
-    for data, summaries in sets.items():
-        cells = [*map(scores, summaries)]
-        if all(summaries[-1]["differences"][name]["interval"][0] > 0 for name in MAIN):
-            cells[-1] = f"**{cells[-1]}**"
-        rows.append(f"{data} | {CLASSES[data.split(',')[0]]} | {' | '.join(cells)}")
-    return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()` of 0.3:", rows)
+    for setting, (plain, rival, own) in ((name, [*of_loss.values()]) for name, of_loss in compared().items()):
+        cells: list[list[str]] = [[], []]
+        names = [name for name in (*MAIN, "f1_any_1") if name in plain["scores"] and name in own["differences"]]
+        for name in names:
+            difference = own["differences"][name]
+            for cell, row, side in zip(cells, (rival, own), (-1, 1), strict=True):
+                value = number(name, row["scores"][name][0])
+                cell.append(f"**{value}**" if is_clear(difference) and difference["mean"] * side > 0 else value)
+        classes = len(rows_in(setting)[0]["classes"])
+        name = f"{setting}, pretrained network" if "×" in setting else setting
+        seeds = ", ".join(str(len(row["seeds"])) for row in (plain, rival, own))
+        of_rival = f"{NAMES_OF_RIVALS.get(rival['loss'], rival['loss'])}: {' / '.join(cells[0])}"
+        of_own = f"{version(own['loss'])}: {' / '.join(cells[1])}"
+        rows.append(f"{name} | {classes} | {seeds} | {scores(plain, names)} | {of_rival} | {of_own}")
+    return table("data | classes: | seeds: | cross-entropy: | best rival: | `EdgeAwareLoss()`, version:", rows)
 
 
-def tiny_table(name: str) -> list[str]:
+def gains_table() -> list[str]:
+    """Return how far ours is ahead of cross-entropy, with the newest version that was trained."""
+    rows = [(setting, quality(setting).get(str(ours(setting)))) for setting in (*SETS, *THIN_SETS)]
+    return differences_table([(setting, row) for setting, row in rows if row], MAIN)
+
+
+def rival_table() -> list[str]:
+    """Return how far the best rival is ahead of ours, by setting."""
+    rows = []
+    for setting in compared():
+        rival, own = str(best_rival(setting)), str(ours(setting))
+        of_both = [row for row in rows_in(setting) if run_of(row).title in (rival, own)]
+        rows += [(setting, row) for row in summarize(of_both, own) if row["loss"] == rival]
+    return differences_table(rows, MAIN)
+
+
+def since_table() -> list[str]:
+    """Return how far version 0.4 is ahead of 0.3, with both balances."""
+    rows = []
+    for setting, results in results_of("default").items():
+        of_ours = [row for row in results if run_of(row).loss == "module"]
+        rows += [(setting, row) for row in summarize(of_ours, OURS) if row["differences"]]
+    return differences_table(rows, (*MAIN, "ece_edge"))
+
+
+def without_lines() -> list[str]:
+    """Return the gain of ours and of the best rival with and without the two classes that gain most."""
+    settings = [setting for setting in compared() if len(rows_in(setting)[0]["classes"]) > 3]
+    pairs = ((setting, loss) for setting in settings for loss in (ours(setting), best_rival(setting)))
+    return without_table(((setting, rows_in(setting), str(loss)) for setting, loss in pairs), BASELINE)
+
+
+def classes_lines(setting: str) -> list[str]:
+    """Return the scores of each class under every loss of a setting that was trained with two seeds or more."""
+    several = {loss: row for loss, row in quality(setting).items() if len(row["seeds"]) > 1}
+    return classes_table(rows_in(setting), [*several])
+
+
+def images_lines() -> list[str]:
+    """Return the differences to cross-entropy in the scores of single images."""
+    settings = [*SETS, *THIN_SETS]
+    rows = [(setting, rows_in(setting), loss) for setting in settings for loss in quality(setting) if loss != BASELINE]
+    return or_none(images_table(rows, BASELINE))
+
+
+def or_none(lines: list[str]) -> list[str]:
+    """Return a table, or one that says that no row of it has been trained."""
+    return lines if len(lines) > 2 else markdown_table(["not trained yet"], [])
+
+
+def tiny_table(name: str, cases: Iterable[tiny_networks.Case]) -> list[str]:
     """Return how many trainings of tiny networks failed under each loss."""
     rows = read_rows(RESULTS / f"{name}.jsonl")
-    return tiny_networks.table(rows, [*{row["case"]: 0 for row in rows}], [*{row["loss"]: 0 for row in rows}])
+    trained = {row["loss"] for row in rows}
+    losses = [loss for loss in tiny_networks.LOSSES if loss in trained]
+    return tiny_networks.table(rows, [case.name for case in cases], losses)
 
 
 def pretrained_sentences() -> list[str]:
@@ -303,20 +444,40 @@ def pretrained_sentences() -> list[str]:
     return [f"{points(quality(PRETRAINED)[OURS])} points with a pretrained network"]
 
 
-def readme_sentences() -> list[str]:
-    """Return that, how far it is ahead on two data sets, and how far the control is behind on CamVid."""
-    behind = 100 * quality("camvid", CONTROL)[OURS]["differences"]["f1_1"]["mean"]
-    camvid, sstem = (points(quality(data)[OURS]) for data in ("camvid", "sstem"))
+def classes_sentences() -> list[str]:
+    """Return how much of that are two classes."""
+    found = without_most(rows_in(PRETRAINED), OURS, BASELINE, "miou")
+    if found is None:
+        raise ValueError(f"quality.jsonl: expected rows of {PRETRAINED}, but got none")
+    rest, total = found["without"], number("miou", found["all"]["mean"])
+    left = f"{number('miou', rest['mean'])} {interval('miou', rest['interval'])}"
     return [
-        *pretrained_sentences(),
-        f"{camvid} points on CamVid and {sstem} on ssTEM",
-        f"the {behind:.1f} points of F1 by which the rival is behind on CamVid from scratch",
+        f"{' and '.join(found['classes'])} are {100 * found['share']:.0f} % of the {total} points of mIoU",
+        f"the other classes gain {left}",
     ]
+
+
+def lesions_sentences() -> list[str]:
+    """Return how many trainings on small disks fail under each loss, in the cases that all were trained on."""
+    dice = {(row["case"], row["loss"], row["seed"]): row["dice"] for row in read_rows(RESULTS / "lesions.jsonl")}
+    seeds = {(case, seed) for case, _, seed in dice}
+    shared = [key for key in seeds if all((key[0], loss, key[1]) in dice for loss in LESIONS)]
+    failed = {loss: sum(dice[case, loss, seed] < tiny_networks.FAILED for case, seed in shared) for loss in LESIONS}
+    counts = ", ".join(f"{failed[loss]} with {name}" for loss, name in LESIONS.items())
+    return [f"of {len(shared)} trainings each, {counts}"]
+
+
+LESIONS = {
+    BASELINE: BASELINE,
+    "CE + Dice": "CE + Dice",
+    "EdgeAwareLoss()": "the default",
+    "EdgeAwareLoss(region_weight=0)": "`region_weight=0`",
+}
 
 
 def calibration_table() -> list[str]:
     """Return calibration and shapes of cross-entropy and the default."""
-    return scores_table(((data, quality(data)[loss]) for data in CLASSES for loss in (BASELINE, OURS)), OF_SHAPES)
+    return scores_table(((data, quality(data)[loss]) for data in SETS for loss in (BASELINE, OURS)), OF_SHAPES)
 
 
 def calibration_sentences() -> list[str]:
@@ -377,16 +538,17 @@ def landing_table() -> list[str]:
 def of_plan(page: str, lines: Callable[..., list[str]], plan: str, *arguments: str) -> Figures:
     """Return the figures of a table of a page that is made of a plan's results."""
     command = f"{TABLE.replace('val', 'held-out') if plan in TRIALS else TABLE} configs/quality-{plan}.yaml"
-    if lines is trained_table:
-        command += f" --metrics {' '.join(OF_TRAINED)}"
+    if lines in (trained_table, thin_table):
+        command += f" --metrics {' '.join(OF_TRAINED if lines is trained_table else OF_THIN)}"
     elif lines is ahead_table:
         command += f' --baseline "{arguments[0]}"'
     return Figures(command, {page: partial(lines, plan, *arguments)})
 
 
+PEERS = "docs/quality-peers.md"
 TABLE = "python benchmarks/quality.py table --split val --plan"
 MASKS = "--masks ../shared/camvid/val/masks"
-SETS = "data | classes: | seeds: | cross-entropy: | control: | `region_weight=0`: | `EdgeAwareLoss()`:"
+PARTS = "data | seeds: | cross-entropy: | control: | `region_weight=0`: | `EdgeAwareLoss()` of 0.3:"
 FIGURES = {
     "speed": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
@@ -420,7 +582,7 @@ FIGURES = {
     ),
     "cost": Figures(
         f"python benchmarks/speed.py peers {MASKS} --output benchmarks/results/peers.jsonl",
-        {"docs/quality-peers.md": peers_table},
+        {PEERS: peers_table},
         results="peers.jsonl",
     ),
     "metrics": Figures(
@@ -430,10 +592,28 @@ FIGURES = {
         results="metrics.jsonl",
     ),
     "sets": Figures(
-        f"{TABLE} configs/quality-sets.yaml",
-        {"README.md": readme_table, "docs/quality.md": lambda: table(SETS, map(sets_row, CLASSES))},
-        {"README.md": readme_sentences, "docs/quality.md": pretrained_sentences},
+        f"{TABLE} configs/quality-sets.yaml",  # and of "rivals", "default", "pretrained" and "thin"
+        {"README.md": sets_table, "docs/quality.md": sets_table},
+        dict.fromkeys(("README.md", "docs/quality.md"), pretrained_sentences),
     ),
+    "parts": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: lambda: table(PARTS, map(parts_row, SETS))}),
+    "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {"docs/quality.md": rival_table}),
+    "without": Figures(
+        f"{TABLE} configs/quality-pretrained.yaml",
+        {"docs/quality.md": without_lines},
+        dict.fromkeys(("README.md", "docs/quality.md"), classes_sentences),
+    ),
+    "classes": Figures(
+        f"{TABLE} configs/quality-pretrained.yaml --classes", {"docs/quality.md": partial(classes_lines, PRETRAINED)}
+    ),
+    "classes from scratch": Figures(
+        f"{TABLE} configs/quality-rivals.yaml --classes", {PEERS: partial(classes_lines, "camvid")}
+    ),
+    "classes of sections": Figures(
+        f"{TABLE} configs/quality-rivals.yaml --classes", {PEERS: partial(classes_lines, "sstem")}
+    ),
+    "images": Figures(f"{TABLE} configs/quality-borders.yaml", {PEERS: images_lines}),
+    "since": Figures(f'{TABLE} configs/quality-default.yaml --baseline "{OURS}"', {"docs/quality.md": since_table}),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
         {"docs/README.md": landing_table},
@@ -441,35 +621,39 @@ FIGURES = {
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
         f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
-        {"docs/quality.md": offsets_table},
-        {"docs/quality.md": offsets_sentences},
+        {PEERS: offsets_table},
+        {PEERS: offsets_sentences},
         results="offsets.jsonl",
     ),
     "calibration": Figures(
         f'{TABLE} configs/quality-sets.yaml --losses cross-entropy "{OURS}" --metrics {" ".join(OF_SHAPES)}',
-        {"docs/quality.md": calibration_table},
-        {"docs/quality.md": calibration_sentences},
+        {PEERS: calibration_table},
+        {PEERS: calibration_sentences},
     ),
     "edge weight": Figures(
         "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
         f' --losses "{OURS}" "{OLD_FOCUS}"',
     ),
-    "default": of_plan("docs/quality.md", trained_table, "default"),
+    "default": of_plan(PEERS, trained_table, "default"),
     "inversion": Figures(
         "python benchmarks/inversion.py",
-        {"docs/quality.md": partial(tiny_table, "inversion")},
+        {"docs/quality.md": partial(tiny_table, "inversion", inversion.CASES)},
         results="inversion.jsonl",
     ),
     "lesions": Figures(
         "python benchmarks/lesions.py",
-        {"docs/quality-peers.md": partial(tiny_table, "lesions")},
+        {"docs/quality.md": partial(tiny_table, "lesions", lesions.CASES)},
+        dict.fromkeys(("README.md", "docs/quality.md"), lesions_sentences),
         results="lesions.jsonl",
     ),
-    "gains": of_plan("docs/quality.md", ahead_table, "sets", BASELINE, OURS),
-    "region": of_plan("docs/quality.md", ahead_table, "sets", NO_REGIONS, OURS),
-    "rivals": of_plan("docs/quality.md", trained_table, "rivals"),
-    "pretrained": of_plan("docs/quality.md", trained_table, "pretrained"),
-    "behind": of_plan("docs/quality.md", ahead_table, "pretrained", OURS),
+    "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {"docs/quality.md": gains_table}),
+    "region": of_plan(PEERS, ahead_table, "sets", NO_REGIONS, OURS),
+    "rivals": of_plan(PEERS, trained_table, "rivals"),
+    "pretrained": of_plan(PEERS, trained_table, "pretrained"),
+    "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
+    "converged": of_plan("docs/quality.md", trained_table, "converged"),
+    "borders": of_plan("docs/quality.md", trained_table, "borders"),
+    "thin": of_plan("docs/quality.md", thin_table, "thin"),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),
     "controls": of_plan("docs/tried.md", losses_table, "controls"),
     "balance": of_plan("docs/tried.md", ahead_table, "balance", PASS),

@@ -27,10 +27,13 @@ def lesions(count: int, draw: torch.Generator, *, largest: float, rate: float) -
 
 
 CASES = (
-    Case("3 to 21 pixels, two logits", partial(lesions, largest=2.6, rate=0.6), layers=3),
-    Case("3 to 21 pixels, one logit", partial(lesions, largest=2.6, rate=0.6), layers=3, logits=1),
-    Case("3 to 9 pixels", partial(lesions, largest=1.7, rate=0.6), layers=3),
-    Case("3 to 21 pixels, rarer", partial(lesions, largest=2.6, rate=0.2), layers=3),
+    Case("1 to 21 pixels, two logits", partial(lesions, largest=2.6, rate=0.6), layers=3),
+    Case("1 to 21 pixels, one logit", partial(lesions, largest=2.6, rate=0.6), layers=3, logits=1),
+    Case("1 to 9 pixels", partial(lesions, largest=1.7, rate=0.6), layers=3),
+    Case("1 to 9 pixels, one logit", partial(lesions, largest=1.7, rate=0.6), layers=3, logits=1),
+    Case("1 to 21 pixels, rarer", partial(lesions, largest=2.6, rate=0.2), layers=3),
+    Case("1 to 21 pixels, rarer, one logit", partial(lesions, largest=2.6, rate=0.2), layers=3, logits=1),
+    Case("1 to 9 pixels, rarer, one logit", partial(lesions, largest=1.7, rate=0.2), layers=3, logits=1),
 )
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ def table(rows: Sequence[Row], cases: Sequence[str], losses: Sequence[str]) -> l
         return f"{len(dice) - len(good)} of {len(dice)}" + (f"; {median(good):.2f}" if good else "") if dice else "–"
 
     return markdown_table(
-        ["failed; median Dice of the others", *(f"{case}:" for case in cases)],
-        ([loss, *(cell(case, loss) for case in cases)] for loss in losses),
+        ["failed; median Dice of the others", *(f"{loss}:" for loss in losses)],
+        ([case, *(cell(case, loss) for loss in losses)] for case in cases),
     )
 
 

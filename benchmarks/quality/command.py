@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import Place, Run, key_of, pick, read_plan, run_of
 from quality.scores import METRICS, SHOWN
-from quality.tables import BASELINE, markdown, rows_of, summarize
+from quality.tables import BASELINE, by_class, by_loss, classes_table, markdown, rows_of, summarize
 from quality.training import execute, load_network
 from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -42,8 +43,10 @@ examples:
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
   python benchmarks/quality.py plan configs/quality-sets.yaml configs/quality-rivals.yaml --device cuda --workers 16 \
       --minutes 9                                                           # of a machine that is lent for ten
+  python benchmarks/quality.py plan configs/quality-borders.yaml --rescore --workers 2     # rows that lack some scores
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --plan configs/quality-sets.yaml --metrics miou boundary_iou_005 f1_1
+  python benchmarks/quality.py table --plan configs/quality-pretrained.yaml --classes     # IoU and F1 of each class
   python benchmarks/quality.py plot --plan configs/quality-sets.yaml
   python benchmarks/quality.py plot --plan configs/quality-sets.yaml --curve edge_weight  # falls as edges are learned
   python benchmarks/quality.py offsets configs/quality-sets.yaml
@@ -65,7 +68,7 @@ def place_of(options: argparse.Namespace) -> Place:
 def do_plan(options: argparse.Namespace) -> None:
     """Train what is left of plans."""
     end = time.time() + 60 * options.minutes
-    place = replace(place_of(options), score_every=options.score_every, end=end)
+    place = replace(place_of(options), score_every=options.score_every, rescore=options.rescore, end=end)
     plans = [read_plan(path, held_out=options.held_out) for path in options.plans]
     if failed := execute(plans, place, workers=options.workers, threads=options.threads):
         raise ValueError(
@@ -100,7 +103,15 @@ def chosen_runs(options: argparse.Namespace, baseline: str = BASELINE) -> list[R
 def do_table(options: argparse.Namespace) -> None:
     """Print the results."""
     results = rows_of(options.results, chosen_runs(options, options.baseline))
-    print(markdown(results, options.baseline, options.metrics))
+    if not options.classes:
+        print(markdown(results, options.baseline, options.metrics))
+        return
+    for setting, rows in results.items():
+        print(
+            "\n".join(
+                [f"{setting}: IoU / boundary F1 1 px of each class", "", *classes_table(rows, [*by_loss(rows)]), ""]
+            )
+        )
 
 
 def do_plot(options: argparse.Namespace) -> None:
@@ -108,6 +119,12 @@ def do_plot(options: argparse.Namespace) -> None:
     sets = rows_of(options.results, chosen_runs(options))
     if options.curve:
         plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
+        return
+    if options.classes:
+        for setting, rows in sets.items():
+            classes = {name: summarize(of_class) for name, of_class in by_class(rows).items()}
+            name = re.sub(r"\W+", "-", setting.replace(" × ", "x"))
+            plot_sets(classes, options.output / f"quality-classes-{name}.png")
         return
     plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
     plot_curves(sets, "f1_1", options.output / "quality-data-curves.png")
@@ -190,11 +207,13 @@ OPTIONS: list[Option] = [
     ("plan", "--workers", 1, "runs at the same time, on one device", COUNT),
     ("plan", "--minutes", math.inf, "begin no run that would not end in this time", {"type": float, "metavar": "N"}),
     ("plan", "--score-every", 1, "epochs between the points of the curves", COUNT),
+    ("plan", "--rescore", False, "also the runs whose rows lack scores of today", {"action": "store_true"}),
     ("table plot", "--split", "val", "held-out for trials", {"choices": ("val", "held-out")}),
     ("table plot", "--plan", None, "only the losses and settings of this plan", PATH),
     ("table plot offsets", "--losses", None, "only these, as the table names them", {"nargs": "+", "metavar": "LOSS"}),
     ("crops", "--losses", LOSSES, "from the baseline to the one compared with it", {"nargs": "+", "metavar": "LOSS"}),
     ("table offsets", "--baseline", BASELINE, "as the table names it", {"metavar": "LOSS"}),
+    ("table plot", "--classes", False, "of each class", {"action": "store_true"}),
     ("table", "--metrics", SHOWN, "the scores to print", {"nargs": "+", "choices": [*METRICS], "metavar": "NAME"}),
     ("plot", "--curve", None, "only that of", {"choices": [*SHOWN, "loss", "edge_weight"]}),
     ("plot offsets crops", "--output", IMAGES, "folder of the pictures", PATH),

@@ -44,19 +44,22 @@ def panels(
         axis.grid(alpha=0.3)
     yield axes, looks
     handles = [Line2D([], [], color=color, marker=marker) for color, marker in looks.values()]
-    figure.legend(handles, [*looks], loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles, [*looks], loc="outside lower center", ncols=min(3, len(titles)), fontsize=8, frameon=False)
     save_figure(figure, path, 120)
 
 
 def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
-    """Draw the differences to the baseline for several data sets: a mark is the mean, a line its interval.
+    """Draw the differences to the baseline for several data sets, or for the classes of one.
 
-    A dot is one seed. The axes are scaled to the dots: the interval of two seeds is often many times as wide.
+    A mark is the mean, a line its interval, a dot one seed. The axes are scaled to the dots: the interval of two seeds
+    is often many times as wide. A score that no result has gets no panel.
     """
+    differences = [row["differences"] for rows in sets.values() for row in rows]
     losses = [*dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"])]
-    height = 1.6 + 0.22 * len(sets) * (len(losses) + 1)
-    with panels((METRICS[name] for name in SHOWN), losses, path, 4, height) as (axes, looks):
-        for axis, name in zip(axes, SHOWN, strict=True):
+    shown = [name for name in SHOWN if any(name in of_loss for of_loss in differences)]
+    height = 1.6 + 0.16 * len(sets) * (len(losses) + 1)
+    with panels((METRICS[name] for name in shown), losses, path, 4, height) as (axes, looks):
+        for axis, name in zip(axes, shown, strict=True):
             most = 0.0
             for at, rows in enumerate(sets.values()):
                 for row in (row for row in rows if name in row["differences"]):

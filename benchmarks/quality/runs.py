@@ -137,6 +137,7 @@ class Place:
         state: folder of the checkpoints.
         device: to train on.
         score_every: number of epochs between scores; the last epoch is always scored.
+        rescore: whether a run whose row lacks scores is done again, from its checkpoint if there is one.
         end: time when no run is begun, and none goes on that two epochs have shown to take longer.
     """
 
@@ -145,6 +146,7 @@ class Place:
     state: Path
     device: str = "cpu"
     score_every: int = 1
+    rescore: bool = False
     end: float = math.inf
 
     def checkpoint(self, run: Run) -> Path:

@@ -18,6 +18,7 @@ import edgeloss.metrics
 from baselines.common import one_hot
 from edgeloss._checks.extras import install_advice
 from edgeloss._reference.neighborhoods import find_edges
+from result_table import Row
 
 # The title of a metric of edgeloss.metrics, its class and options.
 OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -37,25 +38,32 @@ OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
 # The scores that a row also has per class and per image, as lists under these names.
 PER_CLASS = {"iou": "miou", "f1_class": "f1_1"}
 PER_IMAGE = {"f1_image": "f1_1", "boundary_iou_image": "boundary_iou_005"}
+# The titles of the scores, with the direction in which they improve; those without a unit are shares, shown in percent.
 METRICS = {
-    "miou": "mIoU",
-    **{name: title for name, (title, _, _) in OURS.items()},
+    "miou": "mIoU ↑",
+    **{name: f"{title} ↑" for name, (title, _, _) in OURS.items()},
     "ece": "ECE ↓",
     "ece_edge": "ECE at edges ↓",
     "nll": "NLL ↓, nats",
     "nll_edge": "NLL at edges ↓, nats",
     "hd95": "HD95 ↓, px",
-    "cldice": "clDice",
+    "cldice": "clDice ↑",
 }
 BINS = 15  # of the confidence, of equal width
 # The class of thin lines of a data set, for clDice.
 THIN = {"topomortar": "mortar", "sstem": "membrane", "cracks": "crack", "vessels": "vessel"}
-SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
+SHOWN = ("miou", "boundary_iou_005", "f1_1", "f1_any_1")  # in the plots and while training
 
 
 def scale_of(name: str) -> int:
     """Return the factor of a metric in tables: 100 for percent, 1 for one with a unit of its own."""
     return 1 if name in ("nll", "nll_edge", "hd95", "loss", "edge_weight") else 100
+
+
+def is_complete(row: Row) -> bool:
+    """Return whether a row has all scores, of which clDice is one of thin lines only, or is that of a diverged run."""
+    expected = {*METRICS, *PER_CLASS, *PER_IMAGE, "pixels"} - {"cldice"}
+    return "metrics" not in row or expected <= row["metrics"].keys()
 
 
 def thin_class(data: str, classes: Sequence[str]) -> int | None:

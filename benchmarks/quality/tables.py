@@ -10,18 +10,25 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from baselines.recipes import RECIPES
 from quality.runs import Run, key_of, run_of
-from quality.scores import METRICS, scale_of
+from quality.scores import METRICS, PER_CLASS, PER_IMAGE, scale_of
 from result_table import Row, markdown_table, read_rows
 
 BASELINE = "cross-entropy"
 
-SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given"
+SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given; ↓ where less is better"
 DIFFERENCES = (
     "Differences to {} with the same seed, points where no unit is given: mean, bold where its interval excludes 0;"
     " 95 % interval (Student's t); p-value (Holm, over the losses); the seeds"
 )
+IMAGES = (
+    "Means over the images of the differences to {} of single images, in points: 95 % intervals over the seeds"
+    " (Student's t), and over the images (a bootstrap of the means over the seeds)"
+)
+WITHOUT = "Differences to {} of the mean over the classes, with and without the two classes that gain most, in points"
 
 Summary = dict[str, Any]
 
@@ -84,10 +91,10 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
         baseline: title of the loss that the others are compared with.
 
     Returns:
-        Dicts with ``loss``, the title; ``seeds``; ``failed``, the seeds that diverged; ``scores``, mean and standard
-        deviation of each metric that the results have; ``differences``, for each of them the differences to the
-        baseline with the same seed, as :func:`compare` returns them, and ``p_holm``, the p-value adjusted for the
-        number of losses.
+        Dicts with ``loss``, the title; ``seeds``; ``failed``, the seeds that diverged; ``scores``, mean, standard
+        deviation and number of seeds of each metric that the results have; ``differences``, for each of them the
+        differences to the baseline with the same seed, as :func:`compare` returns them, and ``p_holm``, the p-value
+        adjusted for the number of losses.
     """
     grouped = by_loss(results)
     rows = [_summary(loss, of_loss, grouped.get(baseline, []), baseline) for loss, of_loss in grouped.items()]
@@ -107,7 +114,7 @@ def _summary(loss: str, results: Sequence[Row], compared: Sequence[Row], baselin
         values, others = _values(results, name), _values(compared, name)
         if values:
             deviation = statistics.stdev(values.values()) if len(values) > 1 else None
-            summary["scores"][name] = statistics.fmean(values.values()), deviation
+            summary["scores"][name] = statistics.fmean(values.values()), deviation, len(values)
         pairs = [value - others[seed] for seed, value in values.items() if seed in others]
         if pairs and loss != baseline:
             summary["differences"][name] = compare(pairs)
@@ -143,17 +150,115 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(ranked, accumulate(adjusted, max), strict=True))
 
 
+# ------------------------------------------------------------------------------------------------------------- classes
+
+
+def of_classes(results: Iterable[Row], classes: Iterable[int]) -> list[Row]:
+    """Return results whose only metrics are the means over some classes, without those that do not occur."""
+    rows, classes = [], [*classes]
+    for row in results:
+        metrics = {}
+        for name, score in PER_CLASS.items():
+            values = [value for value in _listed(row, name, classes) if value is not None]
+            if values:
+                metrics[score] = statistics.fmean(values)
+        rows.append({**row, "metrics": metrics} if "metrics" in row else row)
+    return rows
+
+
+def _listed(row: Row, name: str, classes: Iterable[int]) -> list[float | None]:
+    values = row.get("metrics", {}).get(name)
+    return [values[index] for index in classes] if values else []
+
+
+def by_class(results: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the results of each class by its name."""
+    names = results[0]["classes"] if results else []
+    return {name: of_classes(results, [index]) for index, name in enumerate(names)}
+
+
+def without_most(results: Sequence[Row], loss: str, baseline: str, name: str, count: int = 2) -> Summary | None:
+    """Return how far a loss is ahead of the baseline with and without the classes that gain most.
+
+    Returns:
+        A dict with ``all`` and ``without``, as :func:`compare` returns them; ``classes``, the mean gain of each of the
+        ``count`` classes by name; and ``share``, their part of the gain of all. None if no seed has both scores.
+    """
+    both = [row for row in results if run_of(row).title in (loss, baseline)]
+
+    def ahead(rows: Iterable[Row]) -> Summary | None:
+        of_loss = (row["differences"].get(name) for row in summarize(rows, baseline) if row["loss"] == loss)
+        return next(of_loss, None)
+
+    gains = {each: found["mean"] for each, rows in by_class(both).items() if (found := ahead(rows))}
+    if len(gains) <= count:
+        return None
+    names = results[0]["classes"]
+    most = sorted(gains, key=gains.__getitem__, reverse=True)[:count]
+    rest = of_classes(both, (index for index, each in enumerate(names) if each not in most))
+    return {
+        "all": ahead(of_classes(both, range(len(names)))),
+        "without": ahead(rest),
+        "classes": {each: gains[each] for each in most},
+        "share": sum(gains[each] for each in most) / sum(gains.values()),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+RESAMPLES = 10_000
+
+
+def resampled(results: Iterable[Row], loss: str, baseline: str, name: str) -> Summary | None:
+    """Return how far a loss is ahead of the baseline in a score of single images, with a bootstrap over the images.
+
+    The mean over the seeds is taken first: the interval is over other images, and that of :func:`compare` over seeds.
+
+    Args:
+        results: all with the same settings and split.
+        loss: the title of the loss.
+        baseline: the title of the loss that it is compared with.
+        name: one of PER_IMAGE.
+
+    Returns:
+        A dict with ``seeds``, as :func:`compare` returns them for the means over the images; ``images``, their number;
+        and ``interval``, the 2.5th and 97.5th percentiles of the mean over RESAMPLES draws of as many images. None if
+        no seed has both scores.
+    """
+    lists = {
+        title: {row["run"]["seed"]: row["metrics"][name] for row in rows if name in row.get("metrics", {})}
+        for title, rows in by_loss(results).items()
+    }
+    ours, others = lists.get(loss, {}), lists.get(baseline, {})
+    pairs = [(ours[seed], others[seed]) for seed in sorted(ours.keys() & others.keys())]
+    if not pairs:
+        return None
+    differences = np.array([np.array(a, dtype=float) - np.array(b, dtype=float) for a, b in pairs])
+    images = np.nanmean(differences[:, ~np.isnan(differences).all(0)], 0)  # an image without borders has no score
+    draws = np.random.default_rng(0).integers(len(images), size=(RESAMPLES, len(images)))
+    low, high = np.percentile(images[draws].mean(1), (2.5, 97.5)).tolist()
+    return {"seeds": compare(np.nanmean(differences, 1).tolist()), "images": len(images), "interval": (low, high)}
+
+
 # ------------------------------------------------------------------------------------------------------------- Markdown
 
 
 def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
-    """Write scores and differences to the baseline as two tables with the data sets one below the other."""
+    """Write scores and differences to the baseline as tables with the data sets one below the other.
+
+    The differences are also those of single images, and with and without the classes that gain most.
+    """
     rows = [(data, row) for data, rows in results.items() for row in summarize(rows, baseline)]
+    ahead = [(data, row) for data, row in rows if row["differences"]]
+    compared = [(data, results[data], row["loss"]) for data, row in ahead]
     parts = {
         SCORES_TITLE: scores_table(rows, metrics),
-        DIFFERENCES.format(baseline): differences_table([pair for pair in rows if pair[1]["differences"]], metrics),
+        DIFFERENCES.format(baseline): differences_table(ahead, metrics),
+        IMAGES.format(baseline): images_table(compared, baseline),
+        WITHOUT.format(baseline): without_table(compared, baseline),
     }
-    return "\n".join("\n".join([title, "", *lines, ""]) for title, lines in parts.items())
+    filled = {title: lines for title, lines in parts.items() if len(lines) > 2 or title == SCORES_TITLE}
+    return "\n".join("\n".join([title, "", *lines, ""]) for title, lines in filled.items())
 
 
 def scores_table(rows: Iterable[tuple[str, Summary]], metrics: Iterable[str]) -> list[str]:
@@ -168,6 +273,80 @@ def differences_table(rows: Iterable[tuple[str, Summary]], metrics: Iterable[str
     return markdown_table(["data", "loss", "pairs:", *(f"{METRICS[name]}:" for name in metrics)], cells)
 
 
+def images_table(compared: Iterable[tuple[str, Sequence[Row], str]], baseline: str) -> list[str]:
+    """Return a table of differences in the scores of single images, with the intervals over seeds and over images.
+
+    Args:
+        compared: data set, its results, and the loss to compare with the baseline; those without such scores are left
+            out.
+        baseline: title of a loss.
+    """
+    cells = []
+    for data, results, loss in compared:
+        found = {score: resampled(results, loss, baseline, name) for name, score in PER_IMAGE.items()}
+        if all(found.values()):
+            first = next(iter(found.values()))
+            row = [data, loss, str(len(first["seeds"]["values"])), str(first["images"])]
+            for score, own in found.items():
+                seeds = own["seeds"]["interval"]
+                row += [f"{number(score, own['seeds']['mean'], sign='+')} {interval(score, seeds)}"]
+                row += [interval(score, own["interval"])]
+            cells.append(row)
+    titles = [f"{METRICS[score]}, [seeds]: | [images]:" for score in PER_IMAGE.values()]
+    return markdown_table(["data", "loss", "pairs:", "images:", *" | ".join(titles).split(" | ")], cells)
+
+
+def without_table(compared: Iterable[tuple[str, Sequence[Row], str]], baseline: str) -> list[str]:
+    """Return a table of differences to the baseline with and without the two classes that gain most.
+
+    The arguments are those of :func:`images_table`; results with at most two classes are left out.
+    """
+    cells = []
+    for data, results, loss in compared:
+        for score in PER_CLASS.values():
+            if found := without_most(results, loss, baseline, score):
+                every, rest = found["all"], found["without"]
+                classes = ", ".join(
+                    f"{each} {number(score, gain, sign='+')}" for each, gain in found["classes"].items()
+                )
+                row = [data, loss, METRICS[score], str(len(every["values"]))]
+                row += [
+                    f"{number(score, own['mean'], sign='+')} {interval(score, own['interval'])}"
+                    for own in (every, rest)
+                ]
+                cells.append([*row, classes, f"{100 * found['share']:.0f} %" if found["share"] > 0 else "–"])
+    heads = ["data", "loss", "score", "pairs:", "all classes:", "without the two:", "the two", "their share:"]
+    return markdown_table(heads, cells)
+
+
+def classes_table(results: Sequence[Row], losses: Sequence[str]) -> list[str]:
+    """Return a table of the mean scores of PER_CLASS of each class, with a column for each loss.
+
+    Args:
+        results: all with the same settings and split.
+        losses: titles, in the order of the columns.
+    """
+    pixels = next((row["metrics"]["pixels"] for row in results if "pixels" in row.get("metrics", {})), None)
+    cells = []
+    for index, (name, rows) in enumerate(by_class(results).items()):
+        summaries = {row["loss"]: row["scores"] for row in summarize(rows)}
+        share = f"{100 * pixels[index] / sum(pixels):.2f}" if pixels else "–"
+        of_losses = (
+            " / ".join(
+                number(score, summaries[loss][score][0]) if score in summaries[loss] else "–"
+                for score in PER_CLASS.values()
+            )
+            for loss in losses
+        )
+        cells.append([name, share, *of_losses])
+    return markdown_table(["class", "pixels, %:", *(f"{loss}:" for loss in losses)], cells)
+
+
+def interval(name: str, ends: tuple[float, float] | None) -> str:
+    """Return an interval of a metric as tables show it; nothing if there is none."""
+    return f"[{', '.join(number(name, end) for end in ends)}]" if ends else ""
+
+
 def _seeds(row: Summary) -> str:
     return str(len(row["seeds"])) + (f" ({len(row['failed'])} diverged)" if row["failed"] else "")
 
@@ -179,8 +358,9 @@ def _pairs(row: Summary) -> str:
 def _score(row: Summary, name: str) -> str:
     if name not in row["scores"]:
         return "–"
-    mean, deviation = row["scores"][name]
-    return number(name, mean) + ("" if deviation is None else f" ± {number(name, deviation)}")
+    mean, deviation, count = row["scores"][name]
+    spread = "" if deviation is None else f" ± {number(name, deviation)}"
+    return number(name, mean) + spread + (f" ({count})" if count < len(row["seeds"]) else "")
 
 
 def _difference(row: Summary, name: str) -> str:
@@ -190,11 +370,16 @@ def _difference(row: Summary, name: str) -> str:
     mean = number(name, difference["mean"], sign="+")
     if difference["interval"] is None:
         return mean
-    low, high = difference["interval"]
-    mean = f"**{mean}**" if low > 0 or high < 0 else mean
+    mean = f"**{mean}**" if is_clear(difference) else mean
     p = f"p {difference['p_holm']:.3f}" if difference["p_holm"] >= 0.001 else "p < 0.001"
     values = ", ".join(number(name, value) for value in difference["values"])
-    return f"{mean} [{number(name, low)}, {number(name, high)}], {p} ({values})"
+    return f"{mean} {interval(name, difference['interval'])}, {p} ({values})"
+
+
+def is_clear(difference: Summary) -> bool:
+    """Return whether the interval of a difference excludes 0."""
+    ends = difference["interval"]
+    return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
 
 def number(name: str, value: float, sign: str = "-") -> str:

@@ -6,7 +6,7 @@ import math
 import operator
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -26,7 +26,7 @@ from measure import INSTRUCTIONS, processes, processor
 from quality.data import load_batch, open_part, read_targets, scored_batches, split_indices, work_of
 from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, key_of
-from quality.scores import METRICS, SHOWN, evaluate, thin_class
+from quality.scores import METRICS, SHOWN, evaluate, is_complete, thin_class
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.model import UNet
@@ -102,12 +102,9 @@ class Training:
             seconds = time.perf_counter() - start
             self.epoch += 1
             scores = ""
-            is_last = self.epoch == self.run.epochs
-            if self.epoch % self.place.score_every == 0 or is_last:
+            if self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs:
                 about = {"epoch": self.epoch, "loss": round(loss, 6), "seconds": round(seconds, 1)}
-                data = len(self.classes), self.void, self.place.device
-                chosen = METRICS if is_last else SHOWN  # those of the curves only
-                metrics = evaluate(self.model, self.evaluated, *data, metrics=chosen, thin=self.thin)
+                metrics = self.score(SHOWN)
                 self.curve.append({**about, "metrics": metrics})
                 scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN)
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +117,11 @@ class Training:
                 print(f"{self.run.data}  {self.run.key}  left for the next call: it would take {needed:.0f} s more")
                 return False
         return True
+
+    def score(self, metrics: Collection[str] = tuple(METRICS)) -> Row:
+        """Return some scores of the network as it is now."""
+        about = len(self.classes), self.void, self.place.device
+        return evaluate(self.model, self.evaluated, *about, metrics=metrics, thin=self.thin)
 
     def train_epoch(self) -> float:
         """Train one epoch and return its mean loss.
@@ -188,19 +190,24 @@ def finish(run: Run, place: Place, threads: int = 1) -> None:
     try:
         if not training.train():
             return
-        row["metrics"] = training.curve[-1]["metrics"]
+        row["metrics"] = training.score()
     except DivergedError as error:
         row["failed"] = str(error)
-    # A list of values per name, of the metrics in SHOWN only, takes less space.
-    points = [point | {name: point["metrics"][name] for name in SHOWN} for point in training.curve]
-    names = [name for name in (points[0] if points else ()) if name != "metrics"]
-    row["curve"] = {name: [point[name] for point in points] for name in names}
+    # A list of values per name, of the metrics in SHOWN only, takes less space. Points of an earlier version lack some.
+    points = [{**point.pop("metrics"), **point} for point in map(dict, training.curve)]
+    names = [name for name in ("epoch", "loss", "seconds", *SHOWN) if all(name in point for point in points)]
+    row["curve"] = {name: [point[name] for point in points] for name in names if points}
     add_rows(place.results, [row], key_of)
 
 
 def left_of(plans: Sequence[Sequence[Run]], place: Place) -> list[Run]:
-    """Return the runs without a row: the shortest plan first, in it the seeds in turn, of each the short runs first."""
-    known, ordered = {key_of(row) for row in read_rows(place.results)}, []
+    """Return the runs without a row: the shortest plan first, in it the seeds in turn, of each the short runs first.
+
+    With ``place.rescore``, a row that lacks scores does not count.
+    """
+    rows = read_rows(place.results)
+    known = {key_of(row) for row in rows if not place.rescore or is_complete(row)}
+    ordered = []
     for runs in plans:
         left = [(run, work_of(run, place)) for run in runs if run.key not in known and not run.is_earlier]
         left.sort(key=lambda pair: (pair[0].seed, pair[1]))

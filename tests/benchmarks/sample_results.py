@@ -12,7 +12,12 @@ from quality.scores import METRICS
 def result_of(loss: str, seed: int, score: float | None, **options: float) -> dict[str, Any]:
     """Return a result with the same score for all metrics; None for a diverged run."""
     run = Run(loss, options, seed)
-    common = {"run": asdict(run), "split": "val", "images": {"train": 367, "evaluated": 101}}
+    common = {
+        "run": asdict(run),
+        "split": "val",
+        "classes": ["road", "car"],
+        "images": {"train": 367, "evaluated": 101},
+    }
     if score is None:
         return {**common, "failed": "the loss is nan", "curve": {}}
     metrics = dict.fromkeys(METRICS, score)

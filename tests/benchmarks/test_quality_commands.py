@@ -32,6 +32,8 @@ def test_tables_and_plots_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     rows, others = ([result_of(loss, 0, score) for loss in losses] for score in (0.4, 0.5))
     for row in others:
         row["run"]["data"] = "sstem"
+    for row in (*rows, *others):
+        row["metrics"] |= {"iou": [0.4, 0.6], "f1_class": [0.3, 0.2], "pixels": [30, 10]}
     table = write_rows(tmp_path / "results.jsonl", rows + others)
     plan = write_plan(tmp_path / "plan.yaml", *losses, data={"sstem": {}, "camvid": {}})
     chosen = ["--results", table, "--plan", plan, "--losses", "cross-entropy", "EdgeAwareLoss()"]
@@ -47,6 +49,16 @@ def test_tables_and_plots_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
         "| sstem | EdgeAwareLoss() | 1 | 50.0 |",
         "| camvid | cross-entropy | 1 | 40.0 |",
         "| camvid | EdgeAwareLoss() | 1 | 40.0 |",
+    ]
+    assert main(["plot", *chosen, *output, "--classes"]) == 0
+    assert (tmp_path / "quality-classes-sstem.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["table", *chosen, "--classes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:6] == [
+        "| class | pixels, % | cross-entropy | EdgeAwareLoss() |",
+        "|---|--:|--:|--:|",
+        "| road | 75.00 | 40.0 / 30.0 | 40.0 / 30.0 |",
+        "| car | 25.00 | 60.0 / 20.0 | 60.0 / 20.0 |",
     ]
     assert main(["table", *chosen, "soft"]) == 1
     expected = "--losses: expected some of ['cross-entropy', 'CE + CPG', 'EdgeAwareLoss()'], but got 'soft'"

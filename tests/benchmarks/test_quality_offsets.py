@@ -46,7 +46,7 @@ def test_the_best_offset_is_that_of_the_mean_over_the_seeds() -> None:
     assert [row["metrics"]["f1_1"] for row in at_offsets(rows, best)] == [0.3, 0.5, 0.7]
     _, zero, first, chosen, second = report(rows, "cross-entropy").split("**")
     assert zero == "t = 0"
-    assert chosen == "best boundary F1 1 px, chosen on the same images: cross-entropy: t = 0; edgeloss: t = 1"
+    assert chosen == "best boundary F1 1 px ↑, chosen on the same images: cross-entropy: t = 0; edgeloss: t = 1"
     # 0.4 - 0.3 and 0.5 - 0.3, of the seed that both have
     assert "| edgeloss | 1 | +10.0 |" in first
     assert "| edgeloss | 1 | +20.0 |" in second
@@ -68,7 +68,7 @@ def test_command(
     assert main(words) == 0
     printed, reported = capsys.readouterr()
     assert "left out: " in reported  # the third loss, which has no finished run
-    assert "best boundary F1 1 px, chosen on the same images: cross-entropy: t = " in printed
+    assert "best boundary F1 1 px ↑, chosen on the same images: cross-entropy: t = " in printed
     rows = read_rows(table)
     assert [(row["split"], row["images"]) for row in rows] == [("val", {"train": 10, "evaluated": 3})] * 2
     assert (tmp_path / "quality-offsets.png").read_bytes().startswith(b"\x89PNG")

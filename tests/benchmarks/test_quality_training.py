@@ -21,8 +21,8 @@ from baselines.recipes import Progress, Recipe
 from edgeloss.io import find_split
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, PER_CLASS, PER_IMAGE, SHOWN
-from quality.training import Training, execute, finish, load_network
-from result_table import read_rows
+from quality.training import Training, execute, finish, left_of, load_network
+from result_table import add_rows, read_rows
 from segkit.checkpoint import load_checkpoint
 from segkit.data import SegmentationDataset
 
@@ -165,6 +165,20 @@ def test_a_network_with_a_pretrained_encoder(place: Place) -> None:
         each.train_epoch()
 
 
+def test_rows_that_lack_scores_are_scored_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Run("ce", {}, 0, **TINY), Run("ours", {}, 0, **TINY)]
+    assert execute([runs], place, workers=1, threads=1) == 0
+    whole = [outcome(run, place) for run in runs]
+    old = dict(whole[0], metrics={name: whole[0]["metrics"][name] for name in ("miou", "iou")})
+    add_rows(place.results, [old], key_of)
+    again = replace(place, rescore=True)
+    assert [left_of([runs], each) for each in (place, again)] == [[], runs[:1]]
+    monkeypatch.setattr(Training, "train_epoch", lambda training: pytest.fail("trained again"))
+    assert execute([runs], again, workers=1, threads=1) == 0
+    assert [outcome(run, place) for run in runs] == whole
+    assert left_of([runs], again) == []
+
+
 def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = {"nan": Recipe("nan", lambda logits, target, given: logits.sum() * math.nan)}
     monkeypatch.setattr("baselines.recipes.RECIPES", nan)
@@ -173,6 +187,7 @@ def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatc
     result = outcome(run, place)
     assert result["failed"] == "the loss is nan in step 1 of 6, epoch 1"
     assert "metrics" not in result
+    assert left_of([[run]], replace(place, rescore=True)) == []
 
 
 POOL = """

@@ -1,0 +1,91 @@
+"""The tables of the documents that choose among results: the best rival, and the newest version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+from sample_results import result_of
+
+import doc_figures
+from result_table import Row
+
+CONTROL_WITH_DICE = {"weight": 2, "k": 12, "class_balance": 1}
+
+
+def seeds_of(loss: str, *scores: float, **options: float) -> list[Row]:
+    return [result_of(loss, seed, score, **options) for seed, score in enumerate(scores)]
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[str, list[Row]]]]:
+    """Yield what takes the place of the committed results: rows by plan and data set."""
+    of_plans: dict[str, dict[str, list[Row]]] = {}
+    monkeypatch.setattr(doc_figures, "results_of", lambda plan: of_plans.get(plan, {}))
+    cached: list[Any] = [doc_figures.rows_in, doc_figures.quality, doc_figures.ours, doc_figures.best_rival]
+    for each in cached:
+        each.cache_clear()
+    yield of_plans
+    for each in cached:
+        each.cache_clear()
+
+
+RIVALS = [
+    *seeds_of("dice", 0.60, 0.62),
+    *seeds_of("dice", 0.50, 0.52, **CONTROL_WITH_DICE),
+    *seeds_of("rmi", 0.7),  # of one seed
+]
+
+
+def test_held_out_images_choose_the_best_rival(results: dict[str, dict[str, list[Row]]]) -> None:
+    results["rivals"] = {"camvid": RIVALS, "sstem": RIVALS}
+    trials = [seeds_of("dice", 0.4), seeds_of("dice", 0.5, **CONTROL_WITH_DICE), seeds_of("dice", 0.9, weight=0.5)]
+    results["rivals-tune"] = {"camvid": [*chain(*trials)]}
+    assert doc_figures.best_rival("camvid") == "CE + Dice (weight 2, k 12, class_balance 1)"
+    assert doc_figures.best_rival("sstem") == "CE + Dice"  # without trials, the best on the scored images
+    assert doc_figures.best_rival("dsb2018") is None
+
+
+def test_the_newest_version_with_three_seeds(results: dict[str, dict[str, list[Row]]]) -> None:
+    earlier = seeds_of("module", 0.6, 0.7, 0.6, version=0.3)
+    results["sets"] = {"camvid": earlier, "sstem": earlier}
+    results["default"] = {"camvid": seeds_of("module", 0.6, 0.7), "sstem": seeds_of("module", 0.6, 0.7, 0.6)}
+    assert doc_figures.ours("camvid") == "EdgeAwareLoss() (version 0.3)"
+    assert doc_figures.ours("sstem") == "EdgeAwareLoss()"
+    assert doc_figures.ours("vessels") is None
+
+
+def test_bold_is_what_is_clear_of_the_other(results: dict[str, dict[str, list[Row]]]) -> None:
+    ours = seeds_of("module", 0.70, 0.72, 0.71, 0.9, version=0.3)
+    rival = seeds_of("dice", 0.60, 0.62, 0.61)
+    for row in ours:
+        row["metrics"]["miou"] -= 0.2  # behind the rival
+    for row, score in zip(ours, (0.7, 0.5, 0.6, 0.9), strict=True):
+        row["metrics"]["boundary_iou_005"] = score  # ahead by 0.1, -0.12 and -0.01
+    plain = seeds_of("ce", 0.4, 0.5, 0.6, 0.7)
+    for row in plain:
+        del row["metrics"]["f1_any_1"]  # as in rows of earlier versions
+    results["sets"] = {"camvid": [*plain, *ours, *rival]}
+    (line,) = doc_figures.sets_table()[2:]
+    assert line.startswith("| camvid | 2 | 4, 3, 4 | 55.0 / 55.0 / 55.0 | CE + Dice: 61.0 / 61.0 / **61.0** |")
+    assert line.endswith("| 0.3: **75.8** / 67.5 / 55.8 |")
+    for row in plain:
+        row["metrics"]["f1_any_1"] = 0.3
+    for cached in (doc_figures.rows_in, doc_figures.quality):
+        cached.cache_clear()
+    (line,) = doc_figures.sets_table()[2:]
+    assert "| 55.0 / 55.0 / 55.0 / 30.0 | CE + Dice: 61.0 / 61.0 / **61.0** / 61.0 |" in line
+    assert line.endswith("| 0.3: **75.8** / 67.5 / 55.8 / **75.8** |")
+    assert "| camvid | CE + Dice | 3 | **-10.0** [-10.0, -10.0]" in doc_figures.rival_table()[2]
+
+
+def test_a_table_without_rows_says_so(results: dict[str, dict[str, list[Row]]]) -> None:
+    assert doc_figures.trained_table("converged") == ["| not trained yet |", "|---|"]
+    results["converged"] = {"camvid": [*seeds_of("ce", 0.4), *seeds_of("module", 0.5)]}
+    lines = doc_figures.trained_table("converged", ["miou", "f1_any_1"])
+    assert lines[0] == "| data | loss | seeds | mIoU ↑ | F1 of all borders 1 px ↑ |"
+    for row in results["converged"]["camvid"]:
+        del row["metrics"]["f1_any_1"]
+    assert doc_figures.trained_table("converged", ["miou", "f1_any_1"])[0] == "| data | loss | seeds | mIoU ↑ |"

@@ -24,7 +24,7 @@ from edgeloss._checks.inputs import (
     result_dtype,
 )
 from edgeloss._checks.options import (
-    Backend,
+    BackendChoice,
     Options,
     Reduction,
     Validate,
@@ -78,7 +78,7 @@ def edge_aware_loss(
     upsample: bool = False,
     sync_normalizer: bool = False,
     validate: Validate = "async",
-    backend: Backend = "auto",
+    backend: BackendChoice = "auto",
     pixel_weight: Tensor | None = None,
     distance: Tensor | None = None,
     normalizer: tuple[float | Tensor, float | Tensor] | None = None,
@@ -198,7 +198,7 @@ def loss_maps(
     spacing: float | Sequence[float] | None = None,
     upsample: bool = False,
     validate: Validate = "async",
-    backend: Backend = "auto",
+    backend: BackendChoice = "auto",
     distance: Tensor | None = None,
 ) -> LossMaps:
     """Compute the terms of the loss per pixel, detached, before any reduction.
@@ -459,7 +459,7 @@ def neighbor_nll(
     mask: Tensor | None = None,
     *,
     radius: int | Sequence[int] = 1,
-    backend: Backend = "auto",
+    backend: BackendChoice = "auto",
 ) -> Tensor:
     r"""Compute -log of the weighted mean probability that a pixel's neighbors give to its class.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgeloss import _call
 from edgeloss._checks.inputs import BALANCED, Given, check_weight, is_balance, plain, renamed_balance
-from edgeloss._checks.options import HELP, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
+from edgeloss._checks.options import HELP, BackendChoice, Options, Reduction, Validate, is_integer, suggest_keywords
 from edgeloss._reduction import balance
 from edgeloss.functional import Result, as_asked
 
@@ -172,7 +172,7 @@ class EdgeAwareLoss(nn.Module):
         upsample: bool = False,
         sync_normalizer: bool = False,
         validate: Validate = "async",
-        backend: Backend = "auto",
+        backend: BackendChoice = "auto",
     ) -> None:
         """Store and check the options."""
         super().__init__()

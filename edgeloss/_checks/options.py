@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeGuard, TypeVar, get_
 
 Reduction = Literal["mean", "sum", "none"]
 Validate = Literal["async", "sync", "never"]
-Backend = Literal["auto", "fused", "reference"]
+BackendChoice = Literal["auto", "fused", "reference"]
 
 NO_POWER = 1e-30  # smaller exponents of the power mean are treated as 0
 # Beyond these, sums and products of weights would leave float32, and lengths float64.
@@ -47,7 +47,7 @@ class Term(NamedTuple):
         title: in figures.
         denominator: what its mean divides by: ``"W"``, over the valid pixels, or ``"E"``, over the edge pixels.
         weights: the options whose product is its weight.
-        has_map: whether it is a value of each pixel.
+        has_map: whether :class:`edgeloss.LossMaps` has it.
     """
 
     name: str
@@ -306,9 +306,9 @@ class Options:
         "When out-of-range labels raise. async: in the call, or on GPUs in edgeloss.check(). sync: in the call, as do"
         " values of other CUDA tensors. never: not checked.",
     )
-    backend: Backend = _option(
+    backend: BackendChoice = _option(
         "auto",
-        _one_of(Backend),
+        _one_of(BackendChoice),
         "Implementation: fused (compiled kernels), reference (plain PyTorch), or auto (fused where it supports the"
         " call).",
     )

@@ -30,7 +30,7 @@ from calls import ON_GPU, random_case
 from oracle import Answer
 from roundings import KINDS, LIMITS, Case, compare, run
 
-from edgeloss._checks.options import Backend
+from edgeloss._checks.options import BackendChoice
 from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss
 
@@ -40,7 +40,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     sys.path.append(str(Path(__file__).parents[1] / "loss"))
     import interpreted  # noqa: F401
-BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
+BACKENDS: tuple[BackendChoice, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
 Errors = dict[str, float]  # the largest, of each kind of result
 
 
@@ -53,7 +53,7 @@ def solved(number: int) -> tuple[Case, Callable[[int], Answer]]:
     return case, cache(case.answer)
 
 
-def check(number: int, backends: Sequence[Backend] = BACKENDS) -> tuple[Errors, list[str]]:
+def check(number: int, backends: Sequence[BackendChoice] = BACKENDS) -> tuple[Errors, list[str]]:
     """Run a call on some backends; return its errors, and what failed."""
     (case, answer), largest, failed = solved(number), dict.fromkeys(KINDS, 0.0), []
     limit = LIMITS[case.upstream.dtype]
@@ -75,7 +75,7 @@ def check(number: int, backends: Sequence[Backend] = BACKENDS) -> tuple[Errors, 
 # ------------------------------------------------------------------------------------------------------------- the runs
 
 
-def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int, backends: Sequence[Backend]) -> int:
+def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int, backends: Sequence[BackendChoice]) -> int:
     """Run numbers until there are enough, of them or of failures, or the time is over; return the exit status."""
     start = shown = time.monotonic()
     number, failed, largest = first, 0, dict.fromkeys(KINDS, 0.0)

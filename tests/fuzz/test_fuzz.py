@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from edgeloss import backends
-from edgeloss._checks.options import Backend
+from edgeloss._checks.options import BackendChoice
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -20,7 +20,7 @@ NUMBERS = range(40)
 fuzz.solved = cache(fuzz.solved)  # the oracle takes longer than what it is compared with
 
 
-def failures(number: int, *backends: Backend) -> list[str]:
+def failures(number: int, *backends: BackendChoice) -> list[str]:
     return fuzz.check(number, backends or fuzz.BACKENDS)[1]
 
 

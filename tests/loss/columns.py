@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeloss._checks.options import Backend
+from edgeloss._checks.options import BackendChoice
 from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss
 
@@ -22,7 +22,7 @@ if INTERPRETED:
 class Column(NamedTuple):
     """A backend on a device; interpreted, the kernels of GPUs run on CPUs."""
 
-    backend: Backend
+    backend: BackendChoice
     device: str = "cpu"
     interpreted: bool = False
 

@@ -33,7 +33,7 @@ PRIOR_SHARE, QUADRATURE = tl.constexpr(PRIOR), tl.constexpr(NODES)
 NUMBER, FOCUSED, SLOPE, SAME, OTHER, COLUMNS = map(tl.constexpr, range(6))
 PLACES = tl.constexpr(256)  # images and classes at once
 # Terms of the series of 1 - e^(-s) after the first, and up to which s they are exact; up to which γ it is a product.
-TERMS, LONGEST_SERIES, MOST_SQUARED = tl.constexpr(14), tl.constexpr(0.5), tl.constexpr(64)
+SERIES_TERMS, LONGEST_SERIES, MOST_SQUARED = tl.constexpr(14), tl.constexpr(0.5), tl.constexpr(64)
 PARTS = 8  # of the images at most, each with sums of the classes
 SMALL = 2048  # images and classes that one program has
 LOSSES = 256  # programs that write derivatives, each of which computes the class weights
@@ -149,8 +149,8 @@ def error_of(s):
     """Return 1 - e^(-s) with all digits: by its series where e^(-s) is near 1."""
     is_small = s < LONGEST_SERIES
     x, series = tl.where(is_small, s, 0.0), tl.full(s.shape, 1.0, tl.float64)
-    for n in tl.static_range(TERMS):
-        series = 1.0 - x * (1.0 / (TERMS + 1 - n)) * series
+    for n in tl.static_range(SERIES_TERMS):
+        series = 1.0 - x * (1.0 / (SERIES_TERMS + 1 - n)) * series
     return tl.where(is_small, x * series, 1.0 - tl.exp(-s))
 
 

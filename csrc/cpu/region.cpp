@@ -166,66 +166,74 @@ struct Map {
 // Numbers by group of columns, and by the shift from them to others.
 using ByColumn = std::array<std::array<double, kPadded>, kGroups>;
 
-// Σ a(x) b(x + shift) over the columns x of each group and the rows of a block of b, with those of kRows maps a.
-template <int64_t kRows, int64_t kBytes, typename G>
-EDGELOSS_INLINE void find_products(const double* const* a, const Map<G>& b, const Block& block, ByColumn* result) {
-  constexpr int64_t kNumbers = kBytes / sizeof(double), kParts = kPadded / kNumbers;
-  using Vector = typename VectorOf<kBytes>::type;
-  const Axis width = b.grid.width;
-  const int64_t height = b.grid.height.size, first_row = block.plane * height + block.row;
-  const auto for_each_row = [&](const auto& body) EDGELOSS_LOOP {
-    for (int64_t plane = 0; plane < block.planes; ++plane) {
-      for (int64_t below = plane * height; below < plane * height + block.rows; ++below) {
-        const Span span = b.spans[first_row + below];
-        if (span.begin == span.end) continue;
-        const double* of_a[kRows];
-        for (int64_t n = 0; n < kRows; ++n) of_a[n] = a[n] + below * width.size;
-        body(span, of_a, b.row(first_row + below));
-      }
+// Calls body(span, rows of kRows maps a, row of b) for the rows of a block of b that are not 0.
+template <int64_t kRows, typename G, typename F>
+EDGELOSS_INLINE void for_each_row(const double* const* a, const Map<G>& b, const Block& block, const F& body) {
+  const int64_t height = b.grid.height.size, first = block.plane * height + block.row;
+  for (int64_t plane = 0; plane < block.planes; ++plane) {
+    for (int64_t below = plane * height; below < plane * height + block.rows; ++below) {
+      const Span span = b.spans[first + below];
+      if (span.begin == span.end) continue;
+      const double* of_a[kRows];
+      for (int64_t n = 0; n < kRows; ++n) of_a[n] = a[n] + below * b.grid.width.size;
+      body(span, of_a, b.row(first + below));
     }
-  };
+  }
+}
+
+// Σ a(x) b(x + shift) over the inner columns x and the rows of a block of b, with those of kRows maps a.
+template <int64_t kRows, int64_t kBytes, typename G>
+EDGELOSS_INLINE void multiply_inner(const double* const* a, const Map<G>& b, const Block& block, ByColumn* result) {
+  constexpr int64_t kNumbers = kBytes / sizeof(double);
+  using Vector = typename VectorOf<kBytes>::type;
   double ones[2 * kNumbers] = {};
   std::fill_n(ones, kNumbers, 1.0);
   Vector sums[kRows][kShifts] = {};
-  const bool has_inner = width.regions() > kReach;
-  if (has_inner) {
-    for_each_row([&](const Span& span, const double* const* of_a, const double* of_b) EDGELOSS_LOOP {
-      const auto add = [&](int64_t x, const Vector& factor) EDGELOSS_LOOP {
-        Vector own[kRows], other;
-        for (int64_t n = 0; n < kRows; ++n) {
-          load(of_a[n] + x, own[n]);
-          own[n] *= factor;
-        }
-        for (int64_t s = 0; s < kShifts; ++s) {
-          load(of_b + x + s - kReach, other);
-          for (int64_t n = 0; n < kRows; ++n) sums[n][s] += own[n] * other;
-        }
-      };
-      const int64_t end = std::min(width.regions(), span.end + kReach);
-      int64_t x = std::max(kReach, span.begin - kReach);
-      for (; x + kNumbers <= end; x += kNumbers) add(x, Vector{} + 1.0);
-      if (x >= end) return;
-      Vector rest;
-      load(ones + kNumbers - (end - x), rest);
-      add(x, rest);
-    });
-    for (int64_t n = 0; n < kRows; ++n) {
-      for (int64_t s = 0; s < kShifts; ++s) {
-        double sum = 0;
-        for (int64_t i = 0; i < kNumbers; ++i) sum += sums[n][s][i];
-        result[n][kReach][s] = sum;
-      }
+  for_each_row<kRows>(a, b, block,
+                      [&, inner = b.grid.width.regions()](const Span& span, const double* const* of_a,
+                                                          const double* of_b) EDGELOSS_LOOP {
+                        const auto add = [&](int64_t x, const Vector& factor) EDGELOSS_LOOP {
+                          Vector own[kRows], other;
+                          for (int64_t n = 0; n < kRows; ++n) {
+                            load(of_a[n] + x, own[n]);
+                            own[n] *= factor;
+                          }
+                          for (int64_t s = 0; s < kShifts; ++s) {
+                            load(of_b + x + s - kReach, other);
+                            for (int64_t n = 0; n < kRows; ++n) sums[n][s] += own[n] * other;
+                          }
+                        };
+                        const int64_t end = std::min(inner, span.end + kReach);
+                        int64_t x = std::max(kReach, span.begin - kReach);
+                        for (; x + kNumbers <= end; x += kNumbers) add(x, Vector{} + 1.0);
+                        if (x >= end) return;
+                        Vector rest;
+                        load(ones + kNumbers - (end - x), rest);
+                        add(x, rest);
+                      });
+  for (int64_t n = 0; n < kRows; ++n) {
+    for (int64_t s = 0; s < kShifts; ++s) {
+      double sum = 0;
+      for (int64_t i = 0; i < kNumbers; ++i) sum += sums[n][s][i];
+      result[n][kReach][s] = sum;
     }
   }
-  width.for_each_single([&](int64_t x, int64_t group) EDGELOSS_LOOP {
-    Vector of_column[kRows][kParts] = {}, other;
-    for_each_row([&](const Span&, const double* const* of_a, const double* of_b) EDGELOSS_LOOP {
-      for (int64_t part = 0; part < kParts; ++part) {
-        load(of_b + x - kReach + part * kNumbers, other);
-        for (int64_t n = 0; n < kRows; ++n) of_column[n][part] += of_a[n][x] * other;
+}
+
+// The same of each other column.
+template <int64_t kRows, int64_t kBytes, typename G>
+EDGELOSS_INLINE void multiply_single(const double* const* a, const Map<G>& b, const Block& block, ByColumn* result) {
+  constexpr int64_t kNumbers = kBytes / sizeof(double), kVectors = (kShifts + kNumbers - 1) / kNumbers;
+  using Vector = typename VectorOf<kBytes>::type;
+  b.grid.width.for_each_single([&](int64_t x, int64_t group) EDGELOSS_LOOP {
+    Vector sums[kRows][kVectors] = {}, other;
+    for_each_row<kRows>(a, b, block, [&](const Span&, const double* const* of_a, const double* of_b) EDGELOSS_LOOP {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        load(of_b + x - kReach + v * kNumbers, other);
+        for (int64_t n = 0; n < kRows; ++n) sums[n][v] += of_a[n][x] * other;
       }
     });
-    for (int64_t n = 0; n < kRows; ++n) std::memcpy(result[n][group].data(), of_column[n], sizeof(of_column[n]));
+    for (int64_t n = 0; n < kRows; ++n) std::memcpy(result[n][group].data(), sums[n], sizeof(sums[n]));
   });
 }
 
@@ -249,9 +257,10 @@ Matrix<G::d> scatter(const Map<G>& a, const Map<G>& b) {
       vectorized_by_size<float, 64>([=, b = &b, of_a = of_a + 0, found = found.data()](auto bytes) EDGELOSS_LOOP {
         constexpr int64_t kBytes = decltype(bytes)::value;
         constexpr int64_t kTogether = kBytes < 64 ? 1 : kRows;  // as many as there are registers for
-        for (int64_t n = 0; n < kRows; n += kTogether) {
-          find_products<kTogether, kBytes>(of_a + n, *b, block, found + n);
+        for (int64_t n = 0; n < kRows && b->grid.width.regions() > kReach; n += kTogether) {
+          multiply_inner<kTogether, kBytes>(of_a + n, *b, block, found + n);
         }
+        multiply_single<kRows, kBytes>(of_a, *b, block, found);
       });
       for (int64_t n = 0; n < kRows; ++n) {
         if (!exists[n]) continue;
@@ -387,7 +396,7 @@ EDGELOSS_INLINE void write_inner(const Map<G>& z, const Map<G>& r, const Filter<
 template <int64_t kBytes, typename G, typename A>
 EDGELOSS_INLINE void write_single(const Map<G>& z, const Map<G>& r, const Filter<G>& filter, int64_t plane, int64_t y,
                                   A* slope) {
-  constexpr int64_t kNumbers = kBytes / sizeof(double), kVectors = kPadded / kNumbers;
+  constexpr int64_t kNumbers = kBytes / sizeof(double), kVectors = (kShifts + kNumbers - 1) / kNumbers;
   using Vector = typename VectorOf<kBytes>::type;
   const G& grid = z.grid;
   grid.width.for_each_single([&](int64_t x, int64_t group) EDGELOSS_LOOP {

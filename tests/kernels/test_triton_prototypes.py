@@ -38,6 +38,7 @@ CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
     ((1, 40, 10, 12), {"region_weight": 1.0, "reduction": "sum"}, LABELS | {"products", "slopes"}),
     ((1, 3, 7, 9), {"region_weight": 0.0, "radius": 4}, LOGITS),
 ]
+QUICK = {"decay", "pixel_weight", "reduction"}  # options of calls that are not slow
 
 
 def inputs(shape: tuple[int, ...], options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +57,10 @@ def inputs(shape: tuple[int, ...], options: dict[str, Any]) -> tuple[torch.Tenso
     return x.requires_grad_(), y
 
 
-@pytest.mark.parametrize(("shape", "options", "replaced"), CALLS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "options", "replaced"),
+    [pytest.param(*call, marks=[] if call[1].keys() & QUICK else pytest.mark.slow, id=str(call[0])) for call in CALLS],
+)
 def test_prototypes_agree(
     shape: tuple[int, ...], options: dict[str, Any], replaced: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,7 +118,7 @@ def write_pages(output: Path) -> None:
     scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *predictions, *given))["images"]
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
-    shown = sorted(gains, key=gains.__getitem__)[len(gains) // 2]
+    shown = sorted(gains, key=lambda name: -gains[name])[len(gains) // 2]  # as comparison.html chooses it
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss.cli", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
     draw_image(output, shown, scores[shown]).savefig(output / "demo.png", dpi=150)

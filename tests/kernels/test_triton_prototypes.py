@@ -23,7 +23,7 @@ from edgeloss._kernels import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 
 LABELS, LOGITS = {"read_labels", "find_sides", "weigh_pixels"}, {"forward", "backward"}
-REGIONS = {"averages", "products", "slopes"}
+REGIONS = {"averages", "products", "solve", "slopes"}
 # The shape of the logits, options, and what prototypes replace.
 CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
     ((2, 3, 10, 13), {"scale": 20.0, "decay": 2.0}, LOGITS | REGIONS),
@@ -35,7 +35,7 @@ CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
     ),
     ((1, 3, 9, 210), {"dtype": torch.bfloat16}, LABELS | LOGITS | REGIONS),
     ((1, 2, 8, 9, 10), {"label_smoothing": 0.2}, LABELS | LOGITS | {"averages"}),
-    ((1, 40, 10, 12), {"region_weight": 1.0, "reduction": "sum"}, LABELS | {"products", "slopes"}),
+    ((1, 40, 10, 12), {"region_weight": 1.0, "reduction": "sum"}, LABELS | {"products", "solve", "slopes"}),
     ((1, 3, 7, 9), {"region_weight": 0.0, "radius": 4}, LOGITS),
 ]
 QUICK = {"decay", "pixel_weight", "reduction"}  # options of calls that are not slow

@@ -12,6 +12,7 @@ from triton.runtime import driver
 from edgeloss._kernels.triton import plans
 from edgeloss._kernels.triton.tiles import INTERPRETED, cdiv, constant, tile_of
 from prototypes import few, windows
+from prototypes import solve as solve_
 from prototypes import sums as sums_
 
 MOST_RADIUS = 3  # along rows, whose labels are in registers
@@ -158,6 +159,19 @@ def products(launches: dict[str, Launch]) -> Prototype:
     return Prototype(("products",), [*kernels], pairs)
 
 
+def solve(launches: dict[str, Launch]) -> Prototype:
+    """Return the prototype of R and the slopes by members."""
+    sums, map_class, values, _, of_members, share, area, _ = launches["solve"].args
+    found, slopes_found, number = new(values), new(of_members), map_class.numel()
+    args = sums, map_class, found, slopes_found, share, area
+    has_term = (values[:, 1] > 0).view(-1, 1, 1)
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        return [(found, values), (torch.where(has_term, slopes_found, 0), torch.where(has_term, of_members, 0))]
+
+    return Prototype(("solve",), [Launch(solve_.solve_few_kernel, number, 1, 32, args, {"warps": 1})], pairs)
+
+
 def slopes(launches: dict[str, Launch]) -> Prototype:
     """Return the prototype of the slopes."""
     z, r, values, terms, stencil, expected, parts, maps = launches["slopes"].args
@@ -221,5 +235,6 @@ def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
         yield labels(launches)
     if "products" in launches and grid.averages.depth == 1 and grid.cells.depth == 1:
         yield products(launches)
+        yield solve(launches)
         if "slopes" in launches:
             yield slopes(launches)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 from edgeloss.triton.region import AHEAD, LEAST, PRODUCTS, SURE, A
 
 D = tl.constexpr(9)  # members of a region

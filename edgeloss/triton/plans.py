@@ -55,14 +55,14 @@ class Plan:
     def empty(self, values: Tensor) -> Tensor:
         """Return a new tensor, which is a part of the workspace of other calls."""
         self._homes[id(values)] = values, self._first_result - 1, self._bytes
-        self._bytes += rounded(values.numel() * values.element_size())
+        self._bytes += rounded(int(values.numel()) * values.element_size())
         return values
 
     def view(self, values: Tensor, view: Tensor) -> Tensor:
         """Return a view of one of the tensors of a call."""
         _, number, distance = self._homes[id(values)]
-        distance += view.storage_offset() * view.itemsize - values.storage_offset() * values.itemsize
-        self._homes[id(view)] = view, number, distance
+        further = view.storage_offset() * view.itemsize - values.storage_offset() * values.itemsize
+        self._homes[id(view)] = view, number, distance + int(further)
         return view
 
     def launch(

@@ -85,7 +85,11 @@ def measure(stub: Path) -> dict[str, dict[str, float]]:
     import torch.nn.functional as F
 
     from edgeloss import EdgeAwareLoss
-    from edgeloss._kernels import library
+
+    try:
+        from edgeloss._kernels import library
+    except ImportError:  # before version 0.4
+        from edgeloss import library
 
     torch.set_num_threads(1)
     torch.bmm = lambda a, b: a.new_empty(a.shape[0], a.shape[1], b.shape[2])

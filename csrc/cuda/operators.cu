@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "pair_terms.h"
 #include "../neighbor_nll.h"
+#include "pair_terms.h"
 
 namespace edgeloss {
 namespace {

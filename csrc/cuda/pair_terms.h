@@ -1,5 +1,5 @@
-// S and O of an edge pixel and their gradient at a neighbor, from the logits: what cpu/pairs.h is to the CPU, for devices
-// where one thread takes a pixel. Edges and distances are given, and the sums are the caller's.
+// S and O of an edge pixel and their gradient at a neighbor, from the logits: what cpu/pairs.h is to the CPU, for
+// devices where one thread takes a pixel. Edges and distances are given, and the sums are the caller's.
 //
 // Every pass looks at pixels from where it writes, as those of nll.h: at the neighbors of an edge pixel, or at the edge
 // pixels around a neighbor. With the share π of a neighbor times what arrives, v, and k the class of the edge pixel,
@@ -132,8 +132,8 @@ struct GatheredTerms : SoftmaxImage<GatheredTerms<A>, A> {
 // The operators; their passes are those of a device. Returns terms, stats, sides.
 template <typename Passes>
 std::tuple<Tensor, Tensor, Tensor> pair_terms(const Tensor& logits, const Tensor& label, const Tensor& edge,
-                                                  const std::optional<Tensor>& distance, double power,
-                                                  std::vector<int64_t> radius) {
+                                              const std::optional<Tensor>& distance, double power,
+                                              std::vector<int64_t> radius) {
   const checks::Checker check(logits, checks::kReal);
   std::vector<int64_t> sizes = check.image;
   sizes.insert(sizes.begin(), 2);
@@ -153,8 +153,8 @@ std::tuple<Tensor, Tensor, Tensor> pair_terms(const Tensor& logits, const Tensor
 
 template <typename Passes>
 Tensor pair_terms_backward(const Tensor& grad_terms, const Tensor& logits, const Tensor& label, const Tensor& edge,
-                               const std::optional<Tensor>& distance, const Tensor& stats, const Tensor& sides,
-                               double power, std::vector<int64_t> radius) {
+                           const std::optional<Tensor>& distance, const Tensor& stats, const Tensor& sides,
+                           double power, std::vector<int64_t> radius) {
   const Tensor grad = new_gradient(logits);
   const GatheredTensors tensors = {logits, label, edge, distance, power, radius, grad_terms, stats, sides, &grad};
   tensors.check();

@@ -22,7 +22,7 @@ from quality.data import open_part, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import Place, Run, key_of, pick, read_plan, run_of
-from quality.scores import METRICS, SHOWN
+from quality.scores import METRICS, SHOWN, is_complete
 from quality.tables import BASELINE, by_class, by_loss, classes_table, markdown, rows_of, summarize
 from quality.training import execute, load_network
 from result_table import add_rows, read_rows
@@ -77,7 +77,10 @@ def do_plan(options: argparse.Namespace) -> None:
 
 
 def do_merge(options: argparse.Namespace) -> None:
-    """Add the rows of other tables, of the runs that some plan has."""
+    """Add the rows of other tables, of the runs that some plan has.
+
+    A row that lacks scores does not replace one that has all.
+    """
     plans = [read_plan(path, held_out=on) for path in PLANS.glob("quality*.yaml") for on in (False, True)]
     planned = {run.key for runs in plans for run in runs}
     for path in options.tables:
@@ -85,7 +88,8 @@ def do_merge(options: argparse.Namespace) -> None:
         if not rows:
             raise ValueError(f"merge: expected a table of results, but got {path}; pass a file that `plan` wrote")
         kept = [row for row in rows if key_of(row) in planned]
-        add_rows(options.results, kept, key_of)
+        complete = {key_of(row) for row in read_rows(options.results) if is_complete(row)}
+        add_rows(options.results, [row for row in kept if is_complete(row) or key_of(row) not in complete], key_of)
         print(f"{path}: {len(kept)} rows, and {len(rows) - len(kept)} left out, whose runs are in no plan of {PLANS}")
 
 

@@ -12,7 +12,7 @@ from sample_results import RESULTS, result_of
 
 from quality.command import main, parse
 from quality.runs import Place
-from quality.scores import METRICS
+from quality.scores import METRICS, PER_CLASS, PER_IMAGE
 from result_table import Row, read_rows
 
 
@@ -99,3 +99,9 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert [row["run"]["seed"] for row in read_rows(table)] == [0, 1, 2]  # sorted, each once, of the plan
     assert f"{parts[0]}: 1 rows, and 1 left out" in capsys.readouterr().out
     assert read_rows(table)[0] == json.loads(json.dumps(RESULTS[1]))
+    whole = result_of("ours", 0, 0.9)
+    whole["metrics"] |= {name: [1] for name in (*PER_CLASS, *PER_IMAGE, "pixels")}
+    again = write_rows(tmp_path / "again.json", [whole])
+    for name in (again, parts[1]):  # the second lacks scores
+        assert main(["merge", name, "--results", str(table)]) == 0
+        assert read_rows(table)[0]["metrics"]["miou"] == 0.9

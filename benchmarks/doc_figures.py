@@ -177,18 +177,19 @@ def metrics_table() -> list[str]:
     """Return time and memory of the boundary metrics and of other libraries."""
     rows = sorted(read_rows(RESULTS / "metrics.jsonl"), key=lambda row: (row["size"][0], row["milliseconds"]))
     cells = (
-        f"{r['metric']} | {r['size'][0]} × {r['size'][1]} | {r['milliseconds']:.1f} | {r['megabytes']:.0f}"
+        f"{r['metric']} | {r['images']} of {r['size'][0]} × {r['size'][1]} | {r['milliseconds']:.1f}"
+        f" | {r['megabytes']:.0f}"
         for r in rows
     )
-    return table("metric | image | ms per image: | MB:", cells)
+    return table("metric | images | ms per image: | MB:", cells)
 
 
 def metrics_sentences() -> list[str]:
-    """Return how many images were measured, and on what."""
+    """Return what the images were measured on."""
     row = next(row for row in read_rows(RESULTS / "metrics.jsonl") if row["size"][0] == 512)
     of = row["machine"]
     versions = ", ".join(f"{name} {of[name]}" for name in ("torch", "monai", "torchmetrics"))
-    return [f"over {row['images']} images, on an {of['processor']} with {of['instructions']}, {versions}"]
+    return [f"on an {of['processor']} with {of['instructions']}, {versions}"]
 
 
 def gpu_table() -> list[str]:

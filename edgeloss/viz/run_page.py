@@ -47,6 +47,8 @@ _NAMES = {
     "train/loss": "training, mean of the steps",
     "val/loss": "validation, after the epoch",
     "lr": "learning rate",
+    "train/edge_focus": "edge focus, training",
+    "val/edge_focus": "edge focus, validation",
 }
 
 

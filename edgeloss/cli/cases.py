@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss._checks import inputs
+from edgeloss._checks.remap import table_rules
 from edgeloss.cli.commands import OF_LOSS, check_class_count
 from edgeloss.cli.messages import say
 from edgeloss.cli.work import CaseFiles
@@ -40,7 +41,6 @@ from edgeloss.io import (
 )
 from edgeloss.io.arrays import check_fits, shortened
 from edgeloss.io.images import picture_size
-from edgeloss.io.remap import table_rules
 from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.

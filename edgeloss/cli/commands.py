@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from edgeloss import __version__
 from edgeloss._checks.options import HELP, Options, check_label, check_option
+from edgeloss._checks.remap import REMAPS, Rule, parse_remap
 from edgeloss.cli.messages import fail
 from edgeloss.cli.paths import PALETTE_NAMES, check_paths
-from edgeloss.io.remap import REMAPS, Rule, parse_remap
 
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
 _EPILOG = (

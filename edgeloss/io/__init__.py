@@ -5,6 +5,7 @@ limited by ``edgeloss.io.limits`` and Pillow's ``Image.MAX_IMAGE_PIXELS``. Every
 names the file.
 """
 
+from edgeloss._checks.remap import REMAPS, parse_remap
 from edgeloss.io.arrays import Size
 from edgeloss.io.class_lists import PALETTES, Classes, Rgb, color_labels, read_classes, read_palette
 from edgeloss.io.files import (
@@ -22,7 +23,6 @@ from edgeloss.io.labels import read_labels, remap_labels
 from edgeloss.io.layouts import LAYOUTS, Pair, Split, find_split, find_volumes, pair_folders
 from edgeloss.io.pairs import Folder, files_by_stem, match_files, pair_files
 from edgeloss.io.predictions import LABEL_PROBABILITY, Prediction, PredictionKind, read_prediction
-from edgeloss.io.remap import REMAPS, parse_remap
 
 __all__ = [
     "ARRAY_SUFFIXES",

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from edgeloss._checks.remap import Rule
 from edgeloss.io.arrays import Array, Choice, read_array, squeeze
 from edgeloss.io.class_lists import Rgb
 from edgeloss.io.files import ARRAY_SUFFIXES, LABEL_SUFFIXES, InputError
 from edgeloss.io.images import Note, no_note, open_picture
-from edgeloss.io.remap import Rule
 
 # Names that are looked for in a file of several arrays.
 LABEL_NAMES = ("labels", "label", "mask", "masks", "target", "targets", "gt", "ground_truth")
@@ -128,10 +128,10 @@ def remap_labels(labels: Tensor, rules: Sequence[Rule]) -> Tensor:
 
     Args:
         labels: integers of any shape.
-        rules: those of :func:`edgeloss.io.remap.parse_remap`.
+        rules: those of :func:`edgeloss._checks.remap.parse_remap`.
 
     Example:
-        >>> from edgeloss.io.remap import parse_remap
+        >>> from edgeloss._checks.remap import parse_remap
         >>> remap_labels(torch.tensor([0, 1, 2]), parse_remap("0:255,1-150:0"))
         tensor([255,   0,   1])
     """

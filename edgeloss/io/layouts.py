@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from edgeloss._checks.remap import REMAPS
 from edgeloss.io.class_lists import read_classes
 from edgeloss.io.class_names import CLASS_NAMES
 from edgeloss.io.files import IMAGE_SUFFIXES, LABEL_SUFFIXES, VOID_INDEX, InputError, check_file, reading
 from edgeloss.io.pairs import Folder, files_by_stem, pair_files
-from edgeloss.io.remap import REMAPS
 
 
 class Pair(NamedTuple):

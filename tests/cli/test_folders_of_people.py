@@ -15,8 +15,8 @@ from command_line import C, H, Run, W, half_logits, mask_array
 from data_trees import write_tree
 from PIL import Image
 
+from edgeloss._checks.remap import table_rules
 from edgeloss.io import find_split, read_labels, remap_labels
-from edgeloss.io.remap import table_rules
 
 PARTS = {
     "ade20k": "training",

@@ -84,7 +84,7 @@ def unpack(source: Path) -> tuple[str, Path]:
     site = source.parent / "site"
     with zipfile.ZipFile(wheel) as files:
         files.extractall(site)
-    of_gpus = Path("edgeloss", "triton")
+    of_gpus = Path("edgeloss", "_kernels", "triton")
     assert {path.name for path in (site / of_gpus).iterdir()} == {path.name for path in (ROOT / of_gpus).glob("*.py")}
     return wheel.stem.split("-", 2)[2], site
 

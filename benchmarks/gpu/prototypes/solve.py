@@ -1,13 +1,15 @@
 """Sums of products of images → R of a map and slopes by members, with matrices in the registers of a warp.
 
-``solve_few_kernel`` is for solve_kernel of edgeloss/triton/region.py, whose pivots go through memory and barriers.
+``solve_few_kernel`` is for solve_kernel of edgeloss/_kernels/triton/region.py, whose pivots go through memory and
+barriers.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from edgeloss.triton.region import AHEAD, LEAST, PRODUCTS, SURE, A
+
+from edgeloss._kernels.triton.region import AHEAD, LEAST, PRODUCTS, SURE, A
 
 D = tl.constexpr(9)  # members of a region
 

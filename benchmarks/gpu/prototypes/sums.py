@@ -1,6 +1,6 @@
 """Averages of images → sums of products, and slopes: two columns in a thread, without those of z where there is none.
 
-``products_few_kernel`` and ``product_ends_kernel`` are for products_kernel of edgeloss/triton/region.py,
+``products_few_kernel`` and ``product_ends_kernel`` are for products_kernel of edgeloss/_kernels/triton/region.py,
 ``slopes_few_kernel`` and ``slope_ends_kernel`` for its slopes_kernel. Places at the ends of an axis, two at each, have
 kernels of their own: some members of regions are not there.
 """

@@ -191,10 +191,10 @@ def copied(place: Place) -> Row:
 
 def beside_each_other(case: losses.Case, place: Place) -> tuple[dict[str, Any], list[Any]]:
     """Return the launches of a step by name, and the prototypes, which were launched once and agree."""
-    from prototypes import beside  # imports Triton
+    from prototypes import replacements  # imports Triton
 
-    launches = beside.launches_of(step_of(case, place)[0])
-    prototypes = [*beside.prototypes_of(launches)]
+    launches = replacements.launches_of(step_of(case, place)[0])
+    prototypes = [*replacements.prototypes_of(launches)]
     for prototype in prototypes:
         prototype.run()
     return launches, prototypes

@@ -158,11 +158,11 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
         x = torch.randn(x_shape, dtype=getattr(torch, dtype), requires_grad=True)
         step = partial(edge_aware_loss, x, y, backend="fused", **{"region_weight": 3.0, **options})
         if prototypes:
-            from prototypes import beside
+            from prototypes import replacements
 
-            launches = beside.launches_of(lambda: step().backward())
+            launches = replacements.launches_of(lambda: step().backward())
             kernels.clear()
-            for prototype in beside.prototypes_of(launches):
+            for prototype in replacements.prototypes_of(launches):
                 prototype.run()
         else:
             step().backward()

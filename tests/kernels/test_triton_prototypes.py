@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("make test runs it in a process with TRITON_INTERPRET=1", allow_module_level=True)
 
 import interpreted  # noqa: E402, F401
-from prototypes import beside  # noqa: E402
+from prototypes import replacements  # noqa: E402
 
 from edgeloss._kernels import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
@@ -68,8 +68,8 @@ def test_prototypes_agree(
     options = dict(options)
     x, y = inputs(shape, options)
     call = {"ignore_index": 255, "backend": "fused", **options}
-    launches = beside.launches_of(lambda: edge_aware_loss(x, y, **call).backward())
-    prototypes = [*beside.prototypes_of(launches)]
+    launches = replacements.launches_of(lambda: edge_aware_loss(x, y, **call).backward())
+    prototypes = [*replacements.prototypes_of(launches)]
     assert {name for prototype in prototypes for name in prototype.replaces} == replaced
     for prototype in prototypes:
         assert prototype.error() == float("inf")  # before they write

@@ -14,13 +14,14 @@ from edgeloss._kernels.triton.terms import (
     Factors,
     Pixel,
     Slopes,
-    across,
     average_at,
+    cross_entropy_slopes,
     factor_of,
     load,
     load_slopes,
     of_class_map,
     other_side_factor,
+    other_side_slopes,
     places,
     share,
     write_gradient,
@@ -168,18 +169,10 @@ def backward_few_kernel(
     m, e, r, top = softmax(values, zeros)
     m, r = tl.where(ok, m, 0.0), tl.where(ok, r, 0.0)
     pixel, whole = Pixel(at, p, inside, ok, y, m, r, top), reciprocal(1 + r)
-    rest, to = zeros, Factors(1.0, slopes, number)
+    to = Factors(1.0, slopes, number)
     if grad is not None:
         to = Factors(tl.load(grad).to(tl.float64), slopes, number)
-    spread = factor_of(to, 0, True).to(x.real) * of_pixel(image, p, ok, grid)
-    own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
-    if grid.smoothing > 0:
-        spread *= grid.smoothing / x.classes
-        of_all = x.classes
-        if grid.weight is not None:
-            k = tl.arange(0, WIDE)
-            of_all = tl.sum(of_class(grid.weight, image, k, k < grid.classes, grid))
-        rest += spread * of_all
+    own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
     b, t_likely = zeros, zeros
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, m, r, zeros
     if maps.same_side is not None:
@@ -188,7 +181,9 @@ def backward_few_kernel(
             if x.classes == 2:
                 own += other_side_factor(x, to, image, 1 - y, b != 0) * b
             else:
-                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
+                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = other_side_slopes(
+                    x, pixel, b, image, maps, to, grid
+                )
                 rest -= sum_t
                 t_likely = of_likely * whole
         a = tl.load(maps.same_side + start + p, mask=ok, other=0.0)

@@ -144,11 +144,12 @@ def sides_few_kernel(
             same, there = new_same, new_there
         of_same = ()
         for j in tl.static_range(PIXELS):
-            across, alike = there[j] - same[j], same[j] - 1  # the pixel itself is the same
-            is_edge = (across > 0) & (own[j] >= 0)
+            # Neighbors on the other side, and on the same side without the pixel itself.
+            on_other, on_same = there[j] - same[j], same[j] - 1
+            is_edge = (on_other > 0) & (own[j] >= 0)
             v = of_pixel(0, to + j, is_edge, grid)
-            of_same += (tl.where(alike > 0, v * reciprocal(tl.maximum(alike, 1).to(grid.real)), 0.0),)
-            tl.store(maps.other_scale + to + j, v * reciprocal(tl.maximum(across, 1).to(grid.real)), mask=masks[j])
+            of_same += (tl.where(on_same > 0, v * reciprocal(tl.maximum(on_same, 1).to(grid.real)), 0.0),)
+            tl.store(maps.other_scale + to + j, v * reciprocal(tl.maximum(on_other, 1).to(grid.real)), mask=masks[j])
             number += is_edge.to(tl.int32)
     for j in tl.static_range(PIXELS):
         tl.store(maps.same_scale + to + j, of_same[j], mask=masks[j])

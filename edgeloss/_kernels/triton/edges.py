@@ -80,7 +80,7 @@ def add_tile(x, maps, of_labels, table, step, n, grid, ROWS: tl.constexpr, TILE:
         k, other = 1 - pixel.y, b * 0
         if x.classes > 2:
             k, other = other_sides(x, maps, pixel, b, start, log_s, table, step, grid)
-        # What is loaded later takes no registers before. ``across`` is not 0 of edge pixels, in tiles that have some.
+        # What is loaded later takes no registers before. ``other_scale`` is not 0 of edge pixels in tiles with some.
         nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log_s
         if x.classes == 2:
             other = tl.where(b == 0, 0.0, b * nll)

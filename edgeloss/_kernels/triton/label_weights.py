@@ -156,10 +156,10 @@ def differ(label, first, to, place, grid, TIMES: tl.constexpr, ROWS: tl.constexp
 
 @triton.jit
 def find_sides_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Write what edge pixels give to their neighbors, and count them; ``across`` only in tiles that have some."""
+    """Write what edge pixels give to their neighbors, and count them; ``other_scale`` only in tiles that have some."""
     image, first, to, place, inside = tile_of_rows(tl.program_id(0), grid.size, ROWS, TILE)
     of_same = tl.zeros(to.shape, grid.real)
-    least_same, least_across = tl.full(to.shape, FAR, grid.real), tl.full(to.shape, FAR, grid.real)
+    same_least, other_least = tl.full(to.shape, FAR, grid.real), tl.full(to.shape, FAR, grid.real)
     if differ(maps.label, first, to, place, grid, 1, ROWS, TILE):
         label = maps.label + to
         y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
@@ -167,27 +167,27 @@ def find_sides_kernel(maps, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
             for n in tl.range(grid.window, loop_unroll_factor=9):
                 step, k = neighbor(label, place, inside, n, grid)
                 d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
-                least_same = tl.where(k == y, tl.minimum(least_same, d), least_same)
-                least_across = tl.where(k == y, least_across, tl.minimum(least_across, d))
-        same, across = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
+                same_least = tl.where(k == y, tl.minimum(same_least, d), same_least)
+                other_least = tl.where(k == y, other_least, tl.minimum(other_least, d))
+        same, other = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
         for n in tl.range(grid.window, loop_unroll_factor=9 if grid.decay > 0 else 3):
             step, k = neighbor(label, place, inside, n, grid)
             w = tl.full(to.shape, 1.0, grid.real)
             if grid.decay > 0:
                 d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
-                w = tl.exp((tl.where(k == y, least_same, least_across) - d) / grid.decay)
+                w = tl.exp((tl.where(k == y, same_least, other_least) - d) / grid.decay)
             same += tl.where(k == y, w, 0.0)
-            across += tl.where((k >= 0) & (k != y), w, 0.0)
-        is_edge = (across != 0) & (y >= 0)  # also with distances of nan: others read what it gives them
+            other += tl.where((k >= 0) & (k != y), w, 0.0)
+        is_edge = (other != 0) & (y >= 0)  # also with distances of nan: others read what it gives them
         v = of_pixel(0, to, is_edge, grid)
         of_same = tl.where(same != 0, v / tl.where(same != 0, same, 1.0), 0.0)
-        tl.store(maps.other_scale + to, v / tl.where(is_edge, across, 1.0), mask=inside)
+        tl.store(maps.other_scale + to, v / tl.where(is_edge, other, 1.0), mask=inside)
         edges = tl.sum(is_edge.to(tl.int32)).to(tl.float64)
         tl.store(sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS + EDGES, edges)
     tl.store(maps.same_scale + to, of_same, mask=inside)
     if grid.decay > 0:
-        tl.store(maps.same_least + to, least_same, mask=inside)
-        tl.store(maps.other_least + to, least_across, mask=inside)
+        tl.store(maps.same_least + to, same_least, mask=inside)
+        tl.store(maps.other_least + to, other_least, mask=inside)
 
 
 @triton.jit

@@ -191,7 +191,7 @@ def other_side_factor(x, to, image, k, mask):
 
 
 @triton.jit
-def across(x, pixel, b, image, maps, to, grid):
+def other_side_slopes(x, pixel, b, image, maps, to, grid):
     """Return what classes k across an edge give to the gradient of pixels; b is of the first of them.
 
     That is Σ t of those that are not likely, b of the likely one, which one that is, m and r without it, and the first
@@ -344,6 +344,22 @@ def mean_slope(x, maps, grid, pixel, image, average):
     return mean
 
 
+@triton.jit
+def cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE: tl.constexpr):
+    """Return what the cross-entropy gives to ``own``, ``rest`` and ``spread`` of :class:`Slopes`."""
+    spread = factor_of(to, 0, True).to(x.real) * of_pixel(image, p, ok, grid)
+    own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
+    rest = own * 0
+    if grid.smoothing > 0:
+        spread *= grid.smoothing / x.classes
+        of_all = x.classes
+        if grid.weight is not None:
+            k = tl.arange(0, WIDE)
+            of_all = tl.sum(of_class(grid.weight, image, k, k < grid.classes, grid))
+        rest += spread * of_all
+    return own, rest, spread
+
+
 @triton.jit(do_not_specialize=["first_image"])
 def backward_kernel(
     x, g, maps, grad, slopes, places, first_image, WIDE: tl.constexpr, grid, TILE: tl.constexpr
@@ -353,18 +369,10 @@ def backward_kernel(
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
     pixel = seen_pixel(x, maps, image, p, inside, grid)
     at, y, ok = pixel.at, pixel.y, pixel.ok
-    rest, to = tl.zeros(p.shape, x.real), Factors(1.0, slopes, places)
+    to = Factors(1.0, slopes, places)
     if grad is not None:
         to = Factors(tl.load(grad).to(tl.float64), slopes, places)
-    spread = factor_of(to, 0, True).to(x.real) * of_pixel(image, p, ok, grid)
-    own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
-    if grid.smoothing > 0:
-        spread *= grid.smoothing / x.classes
-        of_all = x.classes
-        if grid.weight is not None:
-            k = tl.arange(0, WIDE)
-            of_all = tl.sum(of_class(grid.weight, image, k, k < grid.classes, grid))
-        rest += spread * of_all
+    own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
     b, t_likely = rest * 0, rest * 0
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.same_side is not None:
@@ -373,7 +381,9 @@ def backward_kernel(
             if x.classes == 2:
                 own += other_side_factor(x, to, image, 1 - y, b != 0) * b
             else:
-                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, image, maps, to, grid)
+                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = other_side_slopes(
+                    x, pixel, b, image, maps, to, grid
+                )
                 rest -= sum_t
                 t_likely = of_likely / (1 + pixel.r)
         a = tl.load(maps.same_side + start + p, mask=ok, other=0.0)

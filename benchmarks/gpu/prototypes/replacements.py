@@ -1,4 +1,4 @@
-"""A call of the loss → its launches → the prototypes next to them, with the same arguments."""
+"""The launches of a call of the loss → the prototypes that would replace them, with the same arguments."""
 
 from __future__ import annotations
 

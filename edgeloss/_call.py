@@ -71,7 +71,8 @@ class Reference:
         return terms.evaluate(call)
 
 
-BACKENDS: tuple[Backend, ...] = (Triton(), CudaPairs(), Cpu(), Reference())  # the first one that a call is for serves
+# The first one whose kind a call is serves it, or the last one where that one can't.
+BACKENDS: tuple[Backend, ...] = (Triton(), CudaPairs(), Cpu(), Reference())
 
 
 def choose(call: Call) -> Backend:
@@ -123,7 +124,7 @@ def backends() -> dict[str, str]:
 
 
 def evaluate(
-    logits: Tensor, target: Tensor, options: Options, given: Given, *, maps: bool = False, terms: bool = False
+    logits: Tensor, target: Tensor, options: Options, given: Given, *, with_maps: bool = False, with_terms: bool = False
 ) -> tuple[LossResult, Call]:
     """Return the loss of the arguments of :func:`edgeloss.functional.edge_aware_loss`, and the checked call.
 
@@ -132,13 +133,18 @@ def evaluate(
         target: as there.
         options: those without a tensor.
         given: the others.
-        maps: compute the maps of the terms, too.
-        terms: compute the edge terms without a weight, too.
+        with_maps: compute the maps of the terms, too.
+        with_terms: compute the edge terms even if they have no weight.
     """
     inputs = check_inputs(logits, target, options, given)
     check_distance(inputs, options)
-    edges, distances = options.edge_weight > 0 or maps or terms, maps and options.decay is not None
-    call = Call(inputs, options, edges, maps or options.reduction == "none", distances)
+    call = Call(
+        inputs,
+        options,
+        edges=options.edge_weight > 0 or with_maps or with_terms,
+        maps=with_maps or options.reduction == "none",
+        distances=with_maps and options.decay is not None,
+    )
     return reduce(choose(call).evaluate(call), call), call
 
 

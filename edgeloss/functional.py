@@ -163,7 +163,7 @@ def edge_aware_loss(
         backend=backend,
     )
     given = Given(weight, renamed_balance(edge_class_weight), pixel_weight, distance, normalizer)
-    found = _call.evaluate(logits, target, options, given, maps=return_maps, terms=return_terms)
+    found = _call.evaluate(logits, target, options, given, with_maps=return_maps, with_terms=return_terms)
     return as_asked(*found, maps=return_maps, terms=return_terms)
 
 

@@ -271,7 +271,8 @@ class EdgeAwareLoss(nn.Module):
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
         given = Given(self.weight, self.edge_class_weight, pixel_weight, distance, normalizer)
-        found = _call.evaluate(logits, target, self._checked_options(), given, maps=return_maps, terms=return_terms)
+        options = self._checked_options()
+        found = _call.evaluate(logits, target, options, given, with_maps=return_maps, with_terms=return_terms)
         return as_asked(*found, maps=return_maps, terms=return_terms)
 
     @suggest_keywords

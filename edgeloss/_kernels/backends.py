@@ -41,7 +41,7 @@ class Triton:
         return why_no_triton() or _why_not_in_this_mode(call.inputs.logits) or _why_not_so_large(call) or _no_maps(call)
 
     def evaluate(self, call: Call) -> Sums:
-        """Return the sums of a call, and its maps if it has some."""
+        """Return the sums of a call."""
         return evaluate(call)
 
 

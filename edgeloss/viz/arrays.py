@@ -312,7 +312,7 @@ def _evaluate(
         leaf, target = scene.inputs.logits.detach().clone(), scene.inputs.target.clone()
         leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
         said("gradient")
-        result, call = _call.evaluate(leaf, target, options, scene.given, terms=True)
+        result, call = _call.evaluate(leaf, target, options, scene.given, with_terms=True)
         values = zip(reduction.VALUES, result.values.to(result.loss.dtype).tolist(), strict=True)
         terms = {"loss": result.loss.item()} | dict(values)
         shares = _edge_shares(result.sums, call)

@@ -25,7 +25,6 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LEFTS, TOPS, SIDE = (57, 309, 561, 813, 1065), (90, 375, 661), 242  # of the windows, with their frames
 COLUMNS = ("image", "true labels", "cross-entropy", "edge-weighted CE\n+ Dice", "EdgeAwareLoss()")
 ROWS = ("largest gain", "median", "largest loss")
-F1 = ((29, 36, 55), (39, 37, 47), (45, 33, 26))  # percent, as that picture has them: of each row, by loss
 CLASSES = ("sky", "building", "pole", "road", "sidewalk", "tree")
 CLASSES += ("sign", "fence", "car", "pedestrian", "bicyclist", "void")
 
@@ -77,16 +76,16 @@ def draw_wide(windows: Sequence[Sequence[Image.Image]]) -> Image.Image:
         for row, of_row in enumerate(windows):
             y = head + row * (SIDE + below + 10)
             sheet.image.paste(of_row[column], (x, y))
-            text = f"F1 {F1[row][column - 2]} %" if column > 1 else ROWS[row] if not column else ""
-            sheet.write((x, y + SIDE + 5), text, bold=column in (0, 4))
+            if column == 0:
+                sheet.write((x, y + SIDE + 5), ROWS[row], bold=True)
     sheet.add_key(sheet.image.height - 76, 6)
     return sheet.image
 
 
 def draw_narrow(windows: Sequence[Sequence[Image.Image]]) -> Image.Image:
     """Draw a column for each window."""
-    gap, below, head, text = 14, 42, 44, 48
-    sheet = Sheet(blank(3 * SIDE + 2 * gap, head + 5 * (SIDE + text) + 3 * below + 200), 29)
+    gap, head, text = 14, 44, 48
+    sheet = Sheet(blank(3 * SIDE + 2 * gap, head + 5 * (SIDE + text) + 200), 29)
     for row, name in enumerate(ROWS):
         sheet.write((row * (SIDE + gap), 4), name, bold=True)
     y = head
@@ -96,9 +95,7 @@ def draw_narrow(windows: Sequence[Sequence[Image.Image]]) -> Image.Image:
         for row, of_row in enumerate(windows):
             x = row * (SIDE + gap)
             sheet.image.paste(of_row[column], (x, y))
-            if column > 1:
-                sheet.write((x, y + SIDE + 4), f"F1 {F1[row][column - 2]} %", bold=column == 4)
-        y += SIDE + (below if column > 1 else 0)
+        y += SIDE
     sheet.add_key(y + 26, 3)
     return sheet.image
 

@@ -17,7 +17,7 @@ import torch
 from baselines.recipes import RECIPES
 from parsers import Option, make_parser
 from quality import ROOT
-from quality.crops import Split, at_percentiles, plot_benefit, plot_crops, summary, windows
+from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import open_part, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
@@ -50,7 +50,7 @@ examples:
   python benchmarks/quality.py plot --plan configs/quality-sets.yaml
   python benchmarks/quality.py plot --plan configs/quality-sets.yaml --curve edge_weight  # falls as edges are learned
   python benchmarks/quality.py offsets configs/quality-sets.yaml
-  python benchmarks/quality.py crops configs/quality-pretrained.yaml --window 96 --percentile 95
+  python benchmarks/quality.py crops configs/quality-pretrained.yaml --window 96
 """
 RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
@@ -176,11 +176,7 @@ def do_crops(options: argparse.Namespace) -> None:
     scored = windows(split, options.window)
     about = f"{settings}: {summary(scored)}"
     print(about)
-    rows = at_percentiles(scored, options.percentile)
-    if len(rows) == 1:
-        plot_benefit(split, *rows.values(), options.output)
-    else:
-        plot_crops(split, rows, about, options.output / "quality-crops.png")
+    plot_crops(split, at_percentiles(scored, options.percentile), about, options.output / "quality-crops.png")
 
 
 # ----------------------------------------------------------------------------------------------------------- arguments

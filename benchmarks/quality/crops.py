@@ -135,20 +135,12 @@ def plot_crops(split: Split, rows: Mapping[float, Window], about: str, path: Pat
     save_figure(draw_windows(split, captions, [*rows.values()], title=about), path, 128)
 
 
-def plot_benefit(split: Split, window: Window, folder: Path) -> None:
-    """Draw one window for the first page: side by side, and two by two for narrow screens."""
-    short = split._replace(predictions={title.partition(" (")[0]: y for title, y in split.predictions.items()})
-    for name, inches in {"benefit": 8.0, "benefit-narrow": 3.4}.items():  # a page's width, for the size of its text
-        save_figure(draw_windows(short, [("image", "")], [window], width=inches), folder / f"{name}.png", 240)
-
-
 def draw_windows(
     split: Split,
     captions: Sequence[tuple[str, str]],
     chosen: Sequence[Window],
     *,
-    title: str | None = None,
-    width: float | None = None,
+    title: str,
 ) -> Figure:
     """Draw the image, the truth and the predictions in windows, and the classes that they show.
 
@@ -158,8 +150,7 @@ def draw_windows(
         split: what is drawn.
         captions: of the images, two lines each.
         chosen: windows of one size, a block of pictures for each.
-        title: above all; None for none.
-        width: of the figure, in inches; None for one that fits the windows.
+        title: above all.
     """
     from edgeloss.viz import distinct_colors
     from edgeloss.viz.drawing import Picture, draw_figure, find_borders
@@ -184,4 +175,4 @@ def draw_windows(
             block.append(Picture(name, about, colors[labels], **of_borders))
         blocks.append(block)
     key = [(names[label], tuple(colors[label])) for label in sorted(present)]
-    return draw_figure(blocks, (chosen[0].size,) * 2, key, title=title, width=width)
+    return draw_figure(blocks, (chosen[0].size,) * 2, key, title=title)

@@ -1,17 +1,15 @@
 """An edge-aware segmentation loss for PyTorch, called like ``torch.nn.CrossEntropyLoss``."""
 
 import sys
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 # The command imports torch, which takes seconds, where it needs it: not for --help, and only once it handles Ctrl-C.
 # All other programs import everything here, and with it the operators that torch.load and torch.compile use.
 _IS_COMMAND = Path((sys.argv or [""])[0]).stem == "edgeloss" or sys.orig_argv[1:3] == ["-m", "edgeloss.cli"]
 if TYPE_CHECKING or not _IS_COMMAND:
-    from edgeloss import debug, fields, functional, metrics, numerics
+    from edgeloss import debug, doctor, fields, functional, metrics, numerics
     from edgeloss._call import backends
     from edgeloss._kernels.library import check
     from edgeloss._reduction import LossMaps
@@ -26,19 +24,13 @@ __all__ = [
     "check",
     "debug",
     "diagnose",
+    "doctor",
     "fields",
     "functional",
     "metrics",
     "numerics",
     "tree",
 ]
-
-
-def __getattr__(name: str) -> ModuleType:
-    """Import the former name of :mod:`edgeloss.debug`, which warns."""
-    if name == "doctor":
-        return import_module("edgeloss.doctor")
-    raise AttributeError(f"module 'edgeloss' has no attribute {name!r}")
 
 
 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -79,8 +80,9 @@ def test_only_what_is_used_is_imported_and_a_missing_extra_is_one_line(tmp_path:
     ], ran.stderr
 
 
-def test_the_former_name_of_debug_warns() -> None:
-    sys.modules.pop("edgeloss.doctor", None)
-    with pytest.warns(DeprecationWarning, match="edgeloss.doctor is edgeloss.debug since version 0.2"):
-        assert edgeloss.doctor.diagnose is edgeloss.diagnose
-    assert "doctor" not in edgeloss.__all__
+def test_the_former_name_of_debug_warns_where_it_is_read() -> None:
+    for read in (lambda: edgeloss.doctor.diagnose, lambda: importlib.import_module("edgeloss.doctor").tree):
+        with pytest.warns(DeprecationWarning, match="edgeloss.doctor is edgeloss.debug since version 0.2") as warned:
+            assert read() in (edgeloss.diagnose, edgeloss.tree)
+        assert [each.filename for each in warned] == [__file__]
+    assert not hasattr(edgeloss.doctor, "nothing")

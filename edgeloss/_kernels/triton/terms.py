@@ -349,7 +349,7 @@ def cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE: tl.constexpr):
     """Return what the cross-entropy gives to ``own``, ``rest`` and ``spread`` of :class:`Slopes`."""
     spread = factor_of(to, 0, True).to(x.real) * of_pixel(image, p, ok, grid)
     own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
-    rest = own * 0
+    rest = tl.zeros(p.shape, x.real)
     if grid.smoothing > 0:
         spread *= grid.smoothing / x.classes
         of_all = x.classes

@@ -200,8 +200,8 @@ def _headlines(items: Sequence[Item], runs: Sequence[str], figures: Sequence[Map
     changes = shown_changes(before, after)
     changes["images that gain"] = {"text": f"{sum(gain < 0 for gain in gains)} lose", "tone": ""}
     about = (
-        f"Of {runs[1]}, and below how much they differ from those of {runs[0]}. Scores count the pixels of all images"
-        f" together, losses are means over the images. An image gains where its {FIGURES[_BY][0]} is higher."
+        f"Figures of {runs[1]}; below each, its change from {runs[0]}. Scores count the pixels of all images together,"
+        f" losses are means over the images. An image gains where its {FIGURES[_BY][0]} is higher."
     )
     return pages.tiles(values, changes=changes, about=about)
 

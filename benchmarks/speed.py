@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure time and memory: of the loss, of other losses, of a training step, of the HTML report.
+"""Measure time and memory: of the loss, of its other versions, of other losses, of a training step, of the HTML report.
 
 Without the name of a mode, `speed.py` measures the loss. Each row of the printed table is one of the results, which
 `--output` adds to a file.
@@ -20,7 +20,7 @@ import torch
 from measure import INSTRUCTIONS, processor
 from parsers import Option, make_parser
 from result_table import Row, add_rows
-from timing import losses, pages, peers, step
+from timing import losses, pages, peers, step, versions
 
 EXAMPLES = """\
 examples:
@@ -30,24 +30,33 @@ examples:
   python benchmarks/speed.py peers --masks ../shared/camvid/val/masks
   python benchmarks/speed.py step --masks ../shared/camvid/train/masks
   python benchmarks/speed.py pages --sizes 512x1024
+  python benchmarks/speed.py versions ../edgeloss-0.3 --masks ../shared/camvid/val/masks --threads 2
 """
-MODES = {"loss": losses, "peers": peers, "step": step, "pages": pages}
+MODES = {"loss": losses, "peers": peers, "step": step, "pages": pages, "versions": versions}
 NAMES = [case.name for cases in losses.CASES.values() for case in cases]
 ADDED = {"action": "append_const", "dest": "groups"}
 # The modes that take an option, its name, default, meaning, and kind.
 OPTIONS: list[Option] = [
-    ("loss peers step pages", "--threads", 1, "of the measured process", {"type": int}),
+    ("loss peers step pages versions", "--threads", 1, "of the measured process", {"type": int}),
     ("loss", "--rounds", 12, "of a case with 16 million logits", {"type": int}),
     ("peers step", "--rounds", 10, "whose median counts", {"type": int}),
+    ("versions", "other", None, "the source tree of another version", {"type": Path}),
+    ("versions", "--rounds", 15, "whose median counts", {"type": int}),
     ("pages", "--rounds", 3, "times to open a page", {"type": int}),
-    ("loss peers step pages", "--output", None, "add the figures to a table of results", {"type": Path}),
-    ("loss peers step", "--masks", None, "folder of label masks to tile, *.png, not generated ones", {"type": Path}),
+    ("loss peers step pages versions", "--output", None, "add the figures to a table of results", {"type": Path}),
+    (
+        "loss peers step versions",
+        "--masks",
+        None,
+        "folder of masks (*.png) to tile, not generated ones",
+        {"type": Path},
+    ),
     *(
-        ("loss", f"--{group}", None, ", ".join(case.name for case in cases), {**ADDED, "const": group})
+        ("loss versions", f"--{group}", None, ", ".join(case.name for case in cases), {**ADDED, "const": group})
         for group, cases in losses.CASES.items()
     ),
     (
-        "loss",
+        "loss versions",
         "--case",
         None,
         "time these, of any group, not --table",

@@ -138,10 +138,15 @@ def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
     }
 
 
+def chosen(options: argparse.Namespace) -> list[Case]:
+    """Return the cases that a command line names."""
+    groups = CASES if options.case else options.groups or ["table"]
+    return [case for group in groups for case in CASES[group] if not options.case or case.name in options.case]
+
+
 def run(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each case."""
-    groups = CASES if options.case else options.groups or ["table"]
-    for case in (case for group in groups for case in CASES[group] if not options.case or case.name in options.case):
+    for case in chosen(options):
         threads, dtype = min(options.threads, case.max_threads), str(case.dtype).removeprefix("torch.")
         result = alone(measure, case, options.masks, threads, options.rounds)
         plain = result["milliseconds"][NAMES[0]]

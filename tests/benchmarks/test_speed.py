@@ -12,7 +12,7 @@ import label_maps
 import measure
 import speed
 from result_table import read_rows
-from timing import losses, peers
+from timing import losses, peers, versions
 
 
 def test_regions_are_made_once_and_point_by_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +59,15 @@ def test_other_losses_are_compared_with_cross_entropy(monkeypatch: pytest.Monkey
     assert rows.keys() == {"cross-entropy", "edge-weighted CE (k 2)"}
     assert rows["cross-entropy"]["ratio"] == 1
     assert all(row["milliseconds"] > 0 and row["megabytes"] == 1 for row in rows.values())
+
+
+def test_versions_take_turns(tmp_path: Path) -> None:
+    case = losses.Case("tiny", (2, 3, 8, 8))
+    row = versions.measure(case, versions.HERE, None, 1, 2)
+    assert all(0.1 < ratio < 10 for ratio in row["ratio"].values())
+    assert row["milliseconds"].keys() == row["bytes of the other"].keys() == {"default", "region_weight=0"}
+    with pytest.raises(SystemExit):  # the process says that the folder has no edgeloss
+        versions.measure(case, tmp_path, None, 1, 2)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeloss._checks.inputs import Call, check_labels_of, is_checked, result_dtype
+from edgeloss._checks.options import AFTER_SUMS
 from edgeloss._kernels import library, operators
 from edgeloss._kernels.arguments import Arguments, KernelOptions, Outputs, arguments_of, contiguous
 from edgeloss._reduction import (
@@ -47,7 +48,7 @@ def evaluate(call: Call) -> Sums:
         if is_read and returned[0][SumRow.WRONG] > 0:
             check_labels_of(inputs, options)
     outputs = Outputs(*returned[:_COUNT])
-    regions = Regions(outputs.region, outputs.region_weight) if arguments.regions else None
+    regions = Regions(outputs.region, outputs.image_weight) if arguments.regions else None
     of_pixels = _loss_maps(call, outputs.maps, returned[-1]) if call.maps else None
     edge_sums = outputs.edge_sums.view(len(EdgeRow), -1, inputs.tables * outputs.edge_sums.shape[2])
     return Sums(outputs.sums, edge_sums, of_pixels, regions, _Call(kernels, arguments, returned, call))
@@ -77,12 +78,7 @@ class _Call:
             inputs.is_balanced and (normalizer is None or len(normalizer) > 2),
             options.reduction == "mean",
             result_dtype(inputs.logits) == torch.float64,
-            options.ce_weight,
-            options.edge_weight,
-            options.other_side_weight,
-            options.same_side_weight,
-            options.region_weight,
-            options.edge_focus,
+            *(getattr(options, name) for name in AFTER_SUMS),
         )
         if torch.compiler.is_compiling():
             loss, _, values = self._kernels.reduce(*given)
@@ -112,7 +108,7 @@ class _Call:
             total = sums_by_class(weigh(of_pixels, edge), y, valid, table.shape[1]).view_as(combined.t)
             own, others = (at_pixels(x, inputs.tables, y, valid).to(edge) for x in (at_all, weigh(total, on_edges)))
             of_edges = of_pixels * own + weigh(others, inputs.pixel_weight)
-            of_regions = outputs.region_weight
+            of_regions = outputs.image_weight
             if of_region is not None:
                 of_regions = weigh(grad, of_region).flatten(1).sum(1, dtype=table.dtype).view(-1, inputs.tables).sum(1)
             of_terms = [

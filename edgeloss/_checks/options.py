@@ -82,7 +82,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         # Dynamo of torch 2.11 does not know operators between the keys of kwargs and a set.
-        for name in [name for name in kwargs if name not in known]:
+        for name in [name for name in kwargs if name not in known] if kwargs else ():
             if name == REMOVED and "same_side_weight" in known:
                 _check_removed(kwargs.pop(name))
                 continue

@@ -30,8 +30,7 @@ class Triton:
 
     def is_for(self, call: Call) -> bool:
         """Return whether a call is of its kind."""
-        has_power = abs(call.options.power) > NO_POWER
-        return library.interprets or (call.inputs.logits.is_cuda and not has_power)
+        return library.interprets or (call.inputs.logits.is_cuda and abs(call.options.power) <= NO_POWER)
 
     def why_not(self, call: Call | None) -> str | None:
         """Return why it does not serve a call of its kind, or any, None if it does."""
@@ -54,7 +53,7 @@ class Cpu:
 
     def is_for(self, call: Call) -> bool:
         """Return whether a call is of its kind."""
-        return call.inputs.logits.device.type == "cpu"
+        return call.inputs.logits.is_cpu
 
     def why_not(self, call: Call | None) -> str | None:
         """Return why it does not serve a call of its kind, or any, None if it does."""

@@ -19,6 +19,10 @@ from edgeloss.cli.commands import OF_LOSS
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 WEIGHTS = {"weight": None, "edge_class_weight": "balanced"}
+NOT_OF_MAPS = {*AFTER_SUMS, *(name for term in TERMS for name in term.weights)} - {
+    "other_side_weight",
+    "same_side_weight",
+}
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
 
 
@@ -47,7 +51,7 @@ def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
-        (loss_maps, set(AFTER_SUMS) - {"other_side_weight", "same_side_weight"} | {"edge_class_weight", "reduction"}
+        (loss_maps, NOT_OF_MAPS | {"edge_class_weight", "reduction"}
          | {"sync_normalizer", "pixel_weight", "normalizer", "return_maps", "return_terms"}),
         (normalizers, {"logits", "distance", "normalizer", "return_maps", "return_terms"}
          | (set(OPTIONS) - {"ignore_index", "multilabel", "radius", "validate"})),
@@ -79,10 +83,11 @@ def test_options_are_checked_and_do_not_change() -> None:
 
 
 def test_every_list_of_the_terms_is_that_of_the_options() -> None:
-    names = [term.name for term in TERMS]
+    names = [term.name for term in TERMS if term.has_kernels]
     assert [row.name.lower() for row in EdgeRow][1:] == [term.name for term in EDGE_TERMS]
     assert [*VALUES][: len(names) + 1] == [*names[:-1], "edge", names[-1]]  # the edge term of both sides is between
-    assert [name for name in LossMaps._fields if name in names] == [term.name for term in TERMS if term.has_map]
+    mapped = [term.name for term in TERMS if term.has_map]
+    assert [name for name in LossMaps._fields if name in mapped] == mapped
     assert {name for term in TERMS for name in term.weights} <= set(HELP)
 
 

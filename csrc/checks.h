@@ -98,7 +98,7 @@ class Checker {
 };
 
 // Of `reduce`.
-inline void check_sums(const Tensor& sums, const Tensor& edge_sums, const Tensor& region, const Tensor& region_weight,
+inline void check_sums(const Tensor& sums, const Tensor& edge_sums, const Tensor& region, const Tensor& image_weight,
                        const std::optional<Tensor>& edge_class_weight, const std::optional<Tensor>& normalizer,
                        int64_t tables) {
   STD_TORCH_CHECK(edge_sums.dim() == 3 && edge_sums.size(0) == EdgeRow::kCount && edge_sums.size(2) > 1,
@@ -114,7 +114,7 @@ inline void check_sums(const Tensor& sums, const Tensor& edge_sums, const Tensor
   flat("sums", sums, Row::kCount, {ScalarType::Double});
   flat("edge_sums", edge_sums, edge_sums.numel(), {ScalarType::Double});
   flat("region", region, region.numel() > 0 ? edge_sums.size(1) / tables : 0, {ScalarType::Double});
-  flat("region_weight", region_weight, region.numel(), {ScalarType::Double});
+  flat("image_weight", image_weight, region.numel(), {ScalarType::Double});
   if (edge_class_weight) flat("edge_class_weight", *edge_class_weight, classes, kReal);
   if (normalizer) flat("normalizer", *normalizer, normalizer->numel() == 2 ? 2 : 1 + classes, {ScalarType::Double});
 }

@@ -20,7 +20,7 @@ struct EdgeRow {
 
 constexpr int64_t kMaps = 3;  // terms of each pixel: the cross-entropy, S and O
 
-// Named as in the schemas of library.cpp, and as KernelOptions in edgeloss/_kernels/arguments.py.
+// Named as in the schemas of cpu/operators.cpp, and as KernelOptions in edgeloss/_kernels/arguments.py.
 struct Options {
   int64_t ignore_index;
   int64_t validate;             // 0 counts labels out of range as ignored; 1 and 2 raise an error

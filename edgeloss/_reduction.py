@@ -18,6 +18,7 @@ The kernels have this formula once more each, in csrc/cpu/sums.cpp and edgeloss/
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
@@ -28,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from edgeloss._checks.inputs import Call, Inputs, check_that, may_read, result_dtype, widest
-from edgeloss._checks.options import Options
+from edgeloss._checks.options import TERMS, Options
 
 PRIOR = 0.05  # of the balance, as a share of the mean number of edge pixels of a class
 NODES = 24  # of the quadrature of Φ: exact to roundings for γ up to 14 with 1,000 classes, up to 100 with few
@@ -53,7 +54,7 @@ class EdgeRow(IntEnum):
 
 
 class Value(IntEnum):
-    """The places of what ``return_terms`` returns, by the lower-case name, in the vector of the kernels."""
+    """The places of what ``return_terms`` returns, by the lower-case name, in the vector that the kernels return."""
 
     CROSS_ENTROPY = 0
     SAME_SIDE = 1
@@ -131,13 +132,20 @@ class Sums(NamedTuple):
     regions: Regions | None = None
     kernels: Kernels | None = None
 
+    def rows_of(self, term: str) -> tuple[Tensor, slice]:
+        """Return the tensor that has the sums of a term, and which rows of it they are."""
+        if term == "region" and self.regions is not None:
+            return self.regions.value, slice(None)
+        of, row = (self.batch, SumRow) if term == "cross_entropy" else (self.edges, EdgeRow)
+        return of, slice(row[term.upper()], row[term.upper()] + 1)
+
 
 class Combined(NamedTuple):
     """The loss of sums, and what the loss of a pixel takes from them.
 
     Attributes:
         loss: 0-d.
-        values: a place for each :class:`Value`.
+        values: what ``return_terms`` returns, 0-d each.
         u: the class weights [C], or [2C]; None for ones.
         t: the mean edge terms [B, C], or [B, 2C].
         focused: Φ(t), as t.
@@ -145,7 +153,7 @@ class Combined(NamedTuple):
     """
 
     loss: Tensor
-    values: Tensor
+    values: dict[str, Tensor]
     u: Tensor | None
     t: Tensor
     focused: Tensor
@@ -157,13 +165,21 @@ class LossResult(NamedTuple):
 
     Attributes:
         loss: 0-d, or a map in the shape of the target.
-        values: [8] detached, a place for each :class:`Value`.
+        names: of the values.
+        values: a vector, detached: what ``return_terms`` returns.
         sums: what the backend returned.
     """
 
     loss: Tensor
+    names: Sequence[str]
     values: Tensor
     sums: Sums
+
+    def terms(self) -> dict[str, Tensor]:
+        """Return the values by name, in the dtype of the loss; 0 for a term that has no weight and no kernels."""
+        values = self.values.to(self.loss.dtype)
+        lacking = {term.name: values.new_zeros(()) for term in TERMS if term.name not in self.names}
+        return dict(zip(self.names, values.unbind(), strict=True)) | lacking
 
 
 Number = TypeVar("Number", Tensor, float)
@@ -177,15 +193,16 @@ def reduce(sums: Sums, call: Call) -> LossResult:
         if normalizer is not None:
             check_normalizer(sums, call, normalizer)
         loss, values = kernels.reduce(normalizer)
-    else:
-        combined = combine(sums, call, normalizer)
-        loss, values = combined.loss, combined.values
-        if options.reduction == "none" and sums.maps is not None:
-            loss, of_region = total_map(sums.maps, sums.regions, call, combined)
-            if kernels is not None:
-                loss = kernels.attach(loss, combined, of_region)
-            loss = inputs.as_given(loss)
-    return LossResult(loss.to(result_dtype(inputs.logits)), values, sums)
+        return LossResult(loss, VALUES, values, sums)
+    combined = combine(sums, call, normalizer)
+    loss = combined.loss
+    if options.reduction == "none" and sums.maps is not None:
+        loss, of_region = total_map(sums.maps, sums.regions, call, combined)
+        if kernels is not None:
+            loss = kernels.attach(loss, combined, of_region)
+        loss = inputs.as_given(loss)
+    values = torch.stack([*combined.values.values()]).detach()
+    return LossResult(loss.to(result_dtype(inputs.logits)), tuple(combined.values), values, sums)
 
 
 # ----------------------------------------------------------------------------------------------------- the loss of sums
@@ -211,13 +228,18 @@ def combine(sums: Sums, call: Call, normalizer: Tensor | None) -> Combined:
     if options.reduction == "sum":
         w, e = torch.ones_like(w), torch.ones_like(e)
     of_regions = torch.zeros_like(w) if regions is None else torch.dot(regions.value, regions.weight)
-    ce, focused_sum = of_batch[SumRow.CROSS_ENTROPY], weigh(focused, by_class).sum()
-    terms = (options.ce_weight, ratio(ce, w)), (options.edge_weight, ratio(focused_sum, e))
-    loss = _combine(*terms, (options.region_weight, ratio(of_regions, w)))
-    raw = [ratio(weigh(values, u).sum(), e) for values in (same_side, other_side, edge)]
-    fraction = ratio(of_batch[SumRow.EDGES], of_batch[SumRow.VALID])
-    figures = [ratio(ce, w), *raw, ratio(of_regions, w), fraction, ratio(focused_sum, e)]
-    values = torch.stack([*figures, mean_phi]).detach()
+    values = {
+        "cross_entropy": ratio(of_batch[SumRow.CROSS_ENTROPY], w),
+        "same_side": ratio(weigh(same_side, u).sum(), e),
+        "other_side": ratio(weigh(other_side, u).sum(), e),
+        "edge": ratio(weigh(edge, u).sum(), e),
+        "region": ratio(of_regions, w),
+        "edge_fraction": ratio(of_batch[SumRow.EDGES], of_batch[SumRow.VALID]),
+        "edge_focused": ratio(weigh(focused, by_class).sum(), e),
+        "edge_focus": mean_phi,
+    }
+    weights = {"cross_entropy": options.ce_weight, "edge_focused": options.edge_weight, "region": options.region_weight}
+    loss = _combine(*((weight, values[name]) for name, weight in weights.items()))
     return Combined(loss, values, u, t, focused, slope)
 
 

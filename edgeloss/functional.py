@@ -35,7 +35,7 @@ from edgeloss._checks.options import (
     suggest_keywords,
 )
 from edgeloss._kernels import backends, evaluate
-from edgeloss._reduction import VALUES, LossMaps, LossResult, balance, places_of_labels, ratio
+from edgeloss._reduction import LossMaps, LossResult, balance, places_of_labels, ratio
 from edgeloss._reference.label_weights import EdgeWeights, edge_pixels, weigh_neighbors
 from edgeloss._reference.neighbor_nll import by_torch, has_neighbors
 from edgeloss._reference.neighborhoods import find_edges, neighbor_weights
@@ -177,7 +177,7 @@ def as_asked(result: LossResult, call: Call, *, maps: bool, terms: bool) -> Resu
         of_pixels = of_pixels._replace(edge_mask=of_pixels.edge_mask.clone())  # the backward pass reads it
         asked.append(LossMaps(*(x if x is None else call.inputs.as_given(x.detach()) for x in of_pixels)))  # type: ignore[arg-type]
     if terms:
-        asked.append(dict(zip(VALUES, result.values.detach().to(result.loss.dtype).unbind(), strict=True)))
+        asked.append(result.terms())
     return cast("Result", tuple(asked))
 
 

@@ -4,6 +4,8 @@ Usage: python tools/progress.py pip [words for pip install]
        python tools/progress.py uv [words for uv pip install]
 
 uv is much faster. pip builds edgeloss, since it shows the compiler's lines, and installs on top of another environment.
+It runs in a new environment, before anything is installed, so it uses the standard library only, not a library for
+progress such as rich.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class SlabGradient {
   void collect_shares(const Slab& slab);
 
   const Call<A>& call_;
-  const std::vector<A>& slopes_;  // what arrives at the sums, as library.cpp says
+  const std::vector<A>& slopes_;  // what arrives at the sums, as operators.cpp says
   EdgeWindows<A> windows_;
   SlabWeights<A> weights_;
   SlabTiles<A> tiles_;

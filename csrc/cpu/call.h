@@ -30,7 +30,7 @@ struct Inputs {
   const std::optional<Tensor>& edge_pixel_weight;  // v of the edge terms, where it is another
 };
 
-// What arrives at the sums, as library.cpp says.
+// What arrives at the sums, as operators.cpp says.
 struct Gradients {
   const std::optional<Tensor>& grad;
   const Tensor& slopes;

@@ -316,12 +316,12 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Geometry g = clipped_geometry(inputs.logits, labels, options);
   const Outputs outputs = new_outputs(inputs.logits, labels, distance, g, options);
   for (const Tensor* each :
-       {&outputs.sums, &outputs.edge_sums, &outputs.region, &outputs.region_weight, &outputs.maps}) {
+       {&outputs.sums, &outputs.edge_sums, &outputs.region, &outputs.image_weight, &outputs.maps}) {
     if (each->numel() > 0) std::memset(each->mutable_data_ptr(), 0, each->numel() * each->element_size());
   }
   if (g.batch * g.pixels == 0) return outputs;
 
-  double *sums = data_of<double>(outputs.sums), *region_weight = data_of<double>(outputs.region_weight);
+  double *sums = data_of<double>(outputs.sums), *image_weight = data_of<double>(outputs.image_weight);
   const Call<A> call(inputs, labels, outputs.saved, options);
   want_large_pages(call.label, g.batch * g.pixels * sizeof(*call.label));
   call.state.clear(g);
@@ -342,7 +342,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   double wrong = 0;
   for (int64_t i = 0; i < call.slabs.count; ++i) {
     wrong += passes.sums[i][Row::kWrong];
-    if (region_weight) region_weight[call.slabs.at(i).image / g.tables] += passes.sums[i][Row::kWeight];
+    if (image_weight) image_weight[call.slabs.at(i).image / g.tables] += passes.sums[i][Row::kWeight];
   }
   if (options.validate && wrong > 0) {  // here, as a parallel loop loses the message
     throw std::invalid_argument("target: expected labels 0 to " + std::to_string(g.classes - 1) +

@@ -1,4 +1,4 @@
-// The operators of the loss on the CPU: their boxing and the checks of what they get.
+// The operators of the loss on the CPU: their schemas, and the checks of what they get.
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
@@ -7,7 +7,6 @@
 
 #include "../checks.h"
 #include "call.h"
-#include "sums.h"
 
 namespace edgeloss {
 namespace {
@@ -53,7 +52,7 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
   check_target(check, "target", target, checks::kLabels);
   check_given(check, inputs, distance, sizes_of(target), options.tables);
   const Outputs to = forward(inputs, target, distance, options);
-  return {to.sums, to.edge_sums, to.region, to.region_weight, to.maps, to.saved.label, to.saved.memory};
+  return {to.sums, to.edge_sums, to.region, to.image_weight, to.maps, to.saved.label, to.saved.memory};
 }
 
 Tensor edge_loss_backward(const Optional& grad, const Tensor& slopes, const Optional& edge_pixel_weight,
@@ -85,8 +84,24 @@ Tensor edge_loss_backward(const Optional& grad, const Tensor& slopes, const Opti
 }  // namespace
 }  // namespace edgeloss
 
+// options.h has the meaning of the options. tables: weight and edge_class_weight are [tables, C], flat; image b has the
+// table b % tables. slopes: what arrives at Σ v CE, at Σ v S of each image and class, at Σ v O of each, and at R of
+// each image, in float64; grad is a factor of all of them. edge_pixel_weight is v of the edge terms, where it is
+// another.
+#define EDGELOSS_WEIGHTS "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
+#define EDGELOSS_OPTIONS                                                                                  \
+  "int ignore_index, int validate, int tables, bool edges, bool regions, bool by_pairs, bool maps, bool " \
+  "keeps_state, int[] radius, float label_smoothing, float power, float decay, float[] spacing"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(edgeloss, m) {
+  m.def("edge_loss(Tensor logits, Tensor target, " EDGELOSS_WEIGHTS ", " EDGELOSS_OPTIONS
+        ") -> (Tensor sums, Tensor edge_sums, Tensor region, Tensor image_weight, Tensor maps, Tensor label, Tensor "
+        "memory)");
+  m.def("edge_loss_backward(Tensor? grad, Tensor slopes, Tensor? edge_pixel_weight, Tensor logits, " EDGELOSS_WEIGHTS
+        ", Tensor label, Tensor memory, " EDGELOSS_OPTIONS ") -> Tensor");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
   m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss));
   m.impl("edge_loss_backward", TORCH_BOX(&edgeloss::edge_loss_backward));
-  m.impl("reduce", TORCH_BOX(&edgeloss::reduce));
 }

@@ -91,10 +91,10 @@ inline int64_t state_bytes(const Tensor& logits, const Geometry& g, const Option
 }
 
 struct Outputs {
-  Tensor sums;                   // by Row
-  Tensor edge_sums;              // [EdgeRow::kCount, B, C]
-  Tensor region, region_weight;  // [B / tables]: R, and W of the image; empty unless asked for
-  Tensor maps;                   // [kMaps, B, *S], the terms of each pixel, or empty
+  Tensor sums;                  // by Row
+  Tensor edge_sums;             // [EdgeRow::kCount, B, C]
+  Tensor region, image_weight;  // [B / tables]: R, and W of the image; empty unless asked for
+  Tensor maps;                  // [kMaps, B, *S], the terms of each pixel, or empty
   SavedState saved;
 };
 

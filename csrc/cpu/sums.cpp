@@ -1,18 +1,27 @@
-// The operator of sums.h: for images b and classes c, those of all tables,
+// Sums of the terms -> the loss, what it gives back to the sums, and its figures: the formula of
+// edgeloss/_reduction.py. For images b and classes c, those of all tables,
 //
 //     t = (λ_o Σ v O + λ_s Σ v S) / n,   Φ(t) = t Σ_j w_j φ(t x_j) up to t_0, and Φ(t_0) + t - t_0 beyond
 //     φ(t) = min(1, ε(t)/ε_0)^γ,   ε(t) = 1 - e^(-t/λ)
 //     loss = λ_CE Σ v CE / W + λ_E Σ u n Φ(t) / Σ u n + λ_R Σ_b W_b R_b / W
-#include "sums.h"
+#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <tuple>
+#include <vector>
 
 #include "../checks.h"
 #include "parallel.h"
 
 namespace edgeloss {
 namespace {
+
+// Places of the figures.
+struct Value {
+  enum : int { kCrossEntropy, kSameSide, kOtherSide, kEdge, kRegion, kEdgeFraction, kEdgeFocused, kEdgeFocus, kCount };
+};
 
 constexpr double kPrior = 0.05;  // of the balance, as in edgeloss/_reduction.py
 
@@ -113,17 +122,17 @@ std::vector<double> class_weights(const std::optional<Tensor>& given, const doub
   return u;
 }
 
-}  // namespace
-
+// The operator. sums, edge_sums, region and image_weight are those of edge_loss. normalizer: W and n of all classes, or
+// W and E. Returns the loss, its derivatives by the sums as `slopes` of edge_loss_backward, and figures by Value.
 std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge_sums, const Tensor& region,
-                                          const Tensor& region_weight, const std::optional<Tensor>& edge_class_weight,
+                                          const Tensor& image_weight, const std::optional<Tensor>& edge_class_weight,
                                           const std::optional<Tensor>& normalizer, int64_t tables, bool balanced,
                                           bool mean, bool wide, double ce_weight, double edge_weight,
-                                          double other_side_weight, double same_side_weight,
-                                          double region_weight_of_loss, double edge_focus) {
+                                          double other_side_weight, double same_side_weight, double region_weight,
+                                          double edge_focus) {
   const int64_t images = edge_sums.size(1), per_image = edge_sums.size(2), all = images * per_image;
   const int64_t count = tables * per_image;  // classes of all tables
-  checks::check_sums(sums, edge_sums, region, region_weight, edge_class_weight, normalizer, tables);
+  checks::check_sums(sums, edge_sums, region, image_weight, edge_class_weight, normalizer, tables);
   const Tensor loss = torch::stable::new_empty(sums, {}, wide ? ScalarType::Double : ScalarType::Float);
   const Tensor slopes = torch::stable::new_empty(sums, {1 + 2 * all + region.numel()}, ScalarType::Double);
   const Tensor values = torch::stable::new_empty(sums, {Value::kCount}, ScalarType::Double);
@@ -169,10 +178,10 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
     out[1 + i] = same_side_weight * slope;
     out[1 + all + i] = other_side_weight * slope;
   }
-  const double *r = doubles(region), *weight = doubles(region_weight);
+  const double *r = doubles(region), *weight = doubles(image_weight);
   for (int64_t b = 0; b < region.numel(); ++b) {
     of_regions += weighed(weight[b], r[b]);
-    out[1 + 2 * all + b] = region_weight_of_loss * per_w * weight[b];
+    out[1 + 2 * all + b] = region_weight * per_w * weight[b];
   }
   double* value = static_cast<double*>(values.mutable_data_ptr());
   value[Value::kCrossEntropy] = ratio(row[Row::kCrossEntropy], w);
@@ -184,8 +193,7 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
   value[Value::kEdgeFocused] = ratio(of_focused, e);
   value[Value::kEdgeFocus] = ratio(of_phi, mean_e);
   const double total = weighed(ce_weight, value[Value::kCrossEntropy]) +
-                       weighed(edge_weight, value[Value::kEdgeFocused]) +
-                       weighed(region_weight_of_loss, value[Value::kRegion]);
+                       weighed(edge_weight, value[Value::kEdgeFocused]) + weighed(region_weight, value[Value::kRegion]);
   if (wide) {
     *static_cast<double*>(loss.mutable_data_ptr()) = total;
   } else {
@@ -194,4 +202,16 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
   return {loss, slopes, values};
 }
 
+}  // namespace
 }  // namespace edgeloss
+
+// The numbers are AFTER_SUMS of edgeloss/_checks/options.py.
+STABLE_TORCH_LIBRARY_FRAGMENT(edgeloss, m) {
+  m.def(
+      "reduce(Tensor sums, Tensor edge_sums, Tensor region, Tensor image_weight, Tensor? edge_class_weight, Tensor? "
+      "normalizer, int tables, bool balanced, bool mean, bool wide, float ce_weight, float edge_weight, float "
+      "other_side_weight, float same_side_weight, float region_weight, float edge_focus) -> (Tensor loss, Tensor "
+      "slopes, Tensor values)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) { m.impl("reduce", TORCH_BOX(&edgeloss::reduce)); }

@@ -48,6 +48,7 @@ class Term(NamedTuple):
         denominator: what its mean divides by: ``"W"``, over the valid pixels, or ``"E"``, over the edge pixels.
         weights: the options whose product is its weight.
         has_map: whether :class:`edgeloss.LossMaps` has it.
+        has_kernels: whether the kernels compute it. Calls that weight another one are of the reference.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Term(NamedTuple):
     denominator: Literal["W", "E"]
     weights: tuple[str, ...]
     has_map: bool = True
+    has_kernels: bool = True
 
 
 # Every other list of the terms is read from this one, or compared with it by a test.
@@ -65,6 +67,9 @@ TERMS = (
     Term("region", "region term", "W", ("region_weight",), has_map=False),
 )
 EDGE_TERMS = tuple(term for term in TERMS if term.denominator == "E")
+# The options of the formula that makes the loss of the sums of the terms: numbers, in the order in which the kernels'
+# operator `reduce` has them.
+AFTER_SUMS = ("ce_weight", "edge_weight", "other_side_weight", "same_side_weight", "region_weight", "edge_focus")
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -77,7 +82,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         # Dynamo of torch 2.11 does not know operators between the keys of kwargs and a set.
-        for name in [name for name in kwargs if name not in known]:
+        for name in [name for name in kwargs if name not in known] if kwargs else ():
             if name == REMOVED and "same_side_weight" in known:
                 _check_removed(kwargs.pop(name))
                 continue

@@ -76,14 +76,14 @@ class Outputs(NamedTuple):
         edge_sums: [3, B, C] float64, a row for each :class:`edgeloss._reduction.EdgeRow`, by image and class of the
             edge pixels; images are those of the kernels, B · C of a multilabel call with two classes each.
         region: R of each image [B] float64, or empty where not asked for, like its weight.
-        region_weight: Σ_valid v · weight[y] of each image [B] float64.
+        image_weight: Σ_valid v · weight[y] of each image [B] float64.
         maps: the terms of each pixel, [3, B, *S]: the cross-entropy, S and O, or empty where not asked for.
     """
 
     sums: Tensor
     edge_sums: Tensor
     region: Tensor
-    region_weight: Tensor
+    image_weight: Tensor
     maps: Tensor
 
 
@@ -91,10 +91,10 @@ def new_outputs(arguments: Arguments) -> Outputs:
     """Return new tensors for what the operators return of a call."""
     shape, new = arguments.target.shape, arguments.logits.new_empty
     images = shape[0] // arguments.tables if arguments.regions else 0
-    sums, region, region_weight = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
+    sums, region, image_weight = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
     edge_sums = new((len(EdgeRow), shape[0], max(2, arguments.logits.shape[1])), dtype=torch.float64)
     maps = new((len(EdgeRow) if arguments.maps else 0, *shape), dtype=result_dtype(arguments.logits))
-    return Outputs(sums, edge_sums, region, region_weight, maps)
+    return Outputs(sums, edge_sums, region, image_weight, maps)
 
 
 def arguments_of(call: Call) -> Arguments:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from edgeloss._checks.inputs import Call
-from edgeloss._checks.options import NO_POWER
+from edgeloss._checks.options import NO_POWER, TERMS
 from edgeloss._kernels import library
 from edgeloss._kernels.evaluate import evaluate, pair_terms
 from edgeloss._reduction import Sums
@@ -19,6 +19,7 @@ from edgeloss._reference import terms
 
 # Why kernels do not serve a call that they would serve without its maps.
 NO_MAPS = "the kernels return no such maps"
+_WITHOUT_KERNELS = [term for term in TERMS if not term.has_kernels]
 _OLDEST_TRITON = (3, 6)  # that of torch 2.10
 
 
@@ -29,8 +30,7 @@ class Triton:
 
     def is_for(self, call: Call) -> bool:
         """Return whether a call is of its kind."""
-        has_power = abs(call.options.power) > NO_POWER
-        return library.interprets or (call.inputs.logits.is_cuda and not has_power)
+        return library.interprets or (call.inputs.logits.is_cuda and abs(call.options.power) <= NO_POWER)
 
     def why_not(self, call: Call | None) -> str | None:
         """Return why it does not serve a call of its kind, or any, None if it does."""
@@ -38,7 +38,8 @@ class Triton:
             return _why_not_on_gpu()
         if abs(call.options.power) > NO_POWER:
             return "the kernels of Triton are for power=0"
-        return why_no_triton() or _why_not_in_this_mode(call.inputs.logits) or _why_not_so_large(call) or _no_maps(call)
+        reason = why_no_triton() or _why_not_in_this_mode(call.inputs.logits) or _why_not_so_large(call)
+        return reason or _why_not_all_terms(call) or _no_maps(call)
 
     def evaluate(self, call: Call) -> Sums:
         """Return the sums of a call."""
@@ -52,13 +53,13 @@ class Cpu:
 
     def is_for(self, call: Call) -> bool:
         """Return whether a call is of its kind."""
-        return call.inputs.logits.device.type == "cpu"
+        return call.inputs.logits.is_cpu
 
     def why_not(self, call: Call | None) -> str | None:
         """Return why it does not serve a call of its kind, or any, None if it does."""
         if library.MISSING or call is None:
             return library.MISSING
-        reason = _why_not_in_this_mode(call.inputs.logits) or _why_not_so_large(call)
+        reason = _why_not_in_this_mode(call.inputs.logits) or _why_not_so_large(call) or _why_not_all_terms(call)
         return reason or (_no_maps(call) if call.distances or torch.compiler.is_compiling() else None)
 
     def evaluate(self, call: Call) -> Sums:
@@ -117,6 +118,11 @@ def _why_not_so_large(call: Call) -> str | None:
     if any(not 1e-25 <= length / decay <= 1e6 for length in inputs.spacing):  # float32 has no digits for differences
         return "the kernels are for spacing / decay in [1e-25, 1e6]"
     return None
+
+
+def _why_not_all_terms(call: Call) -> str | None:
+    weights = call.options.term_weights() if _WITHOUT_KERNELS else {}
+    return next((f"there are no kernels for the {term.title}" for term in _WITHOUT_KERNELS if weights[term.name]), None)
 
 
 def _no_maps(call: Call) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeloss._checks.inputs import Call, check_labels_of, is_checked, result_dtype
+from edgeloss._checks.options import AFTER_SUMS
 from edgeloss._kernels import library, operators
 from edgeloss._kernels.arguments import Arguments, KernelOptions, Outputs, arguments_of, contiguous
 from edgeloss._reduction import (
@@ -44,13 +45,16 @@ def evaluate(call: Call) -> Sums:
         with torch._C._AutoDispatchBelowAutograd():
             returned = kernels.edge_loss.default(*arguments)
         is_read = not uses_triton and type(returned[0]) is Tensor and is_checked(inputs.target, options.validate)
-        if is_read and returned[0][SumRow.WRONG] > 0:
+        if is_read and returned[0].tolist()[SumRow.WRONG] > 0:  # to compare one as a tensor takes ten times as long
             check_labels_of(inputs, options)
     outputs = Outputs(*returned[:_COUNT])
-    regions = Regions(outputs.region, outputs.region_weight) if arguments.regions else None
+    regions = Regions(outputs.region, outputs.image_weight) if arguments.regions else None
     of_pixels = _loss_maps(call, outputs.maps, returned[-1]) if call.maps else None
-    edge_sums = outputs.edge_sums.view(len(EdgeRow), -1, inputs.tables * outputs.edge_sums.shape[2])
-    return Sums(outputs.sums, edge_sums, of_pixels, regions, _Call(kernels, arguments, returned, call))
+    edge_sums = outputs.edge_sums
+    if inputs.tables > 1:  # those of a multilabel call by image
+        edge_sums = edge_sums.view(len(EdgeRow), -1, inputs.tables * edge_sums.shape[2])
+    kernels_of_call = _Call(kernels, arguments, outputs, returned[_COUNT:], call)
+    return Sums(outputs.sums, edge_sums, of_pixels, regions, kernels_of_call)
 
 
 class _Call:
@@ -60,10 +64,11 @@ class _Call:
         self,
         kernels: Any,  # noqa: ANN401
         given: Arguments,
-        returned: Sequence[Tensor],
+        outputs: Outputs,
+        state: Sequence[Tensor],
         call: Call,
     ) -> None:
-        self._kernels, self._given, self._returned = kernels, given, returned
+        self._kernels, self._given, self._outputs, self._state = kernels, given, outputs, state
         self._inputs, self._options = call.inputs, call.options
 
     def reduce(self, normalizer: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -77,12 +82,7 @@ class _Call:
             inputs.is_balanced and (normalizer is None or len(normalizer) > 2),
             options.reduction == "mean",
             result_dtype(inputs.logits) == torch.float64,
-            options.ce_weight,
-            options.edge_weight,
-            options.other_side_weight,
-            options.same_side_weight,
-            options.region_weight,
-            options.edge_focus,
+            *(getattr(options, name) for name in AFTER_SUMS),
         )
         if torch.compiler.is_compiling():
             loss, _, values = self._kernels.reduce(*given)
@@ -112,7 +112,7 @@ class _Call:
             total = sums_by_class(weigh(of_pixels, edge), y, valid, table.shape[1]).view_as(combined.t)
             own, others = (at_pixels(x, inputs.tables, y, valid).to(edge) for x in (at_all, weigh(total, on_edges)))
             of_edges = of_pixels * own + weigh(others, inputs.pixel_weight)
-            of_regions = outputs.region_weight
+            of_regions = outputs.image_weight
             if of_region is not None:
                 of_regions = weigh(grad, of_region).flatten(1).sum(1, dtype=table.dtype).view(-1, inputs.tables).sum(1)
             of_terms = [
@@ -123,17 +123,12 @@ class _Call:
 
         return self._attach(loss, None, slopes_of)
 
-    @property
-    def _outputs(self) -> Outputs:
-        return Outputs(*self._returned[:_COUNT])
-
     def _attach(self, loss: Tensor, *slopes: Any) -> Tensor:  # noqa: ANN401
         if not self._given.logits.requires_grad or not torch.is_grad_enabled():
             return loss
-        backward = self._kernels.edge_loss_backward.default
-        # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
-        given = self._given, self._returned[_COUNT:], [loss]
-        attached: Tensor = _EdgeLoss.apply(self._given.logits, backward, *given, *slopes)  # type: ignore[no-untyped-call]
+        # In one tuple, for less work per argument, and so that the loss is a new tensor to autograd, not an argument.
+        given = self._kernels.edge_loss_backward.default, self._given, self._state, loss, *slopes
+        attached: Tensor = _EdgeLoss.apply(self._given.logits, given)  # type: ignore[no-untyped-call]
         return attached
 
 
@@ -141,19 +136,12 @@ class _EdgeLoss(torch.autograd.Function):
     """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        logits: Tensor,
-        backward: Callable[..., Tensor],
-        given: Arguments,
-        state: Sequence[Tensor],
-        loss: list[Tensor],
-        slopes: Tensor | None,
-        slopes_of: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None,
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, of_call: tuple[Any, ...]) -> Tensor:  # noqa: ANN401
+        loss: Tensor
+        backward, given, state, loss, slopes, slopes_of = of_call
         ctx.save_for_backward(slopes, logits, given.weight, given.pixel_weight, given.distance, *state)
         ctx.backward, ctx.options, ctx.slopes_of = backward, given[-len(KernelOptions._fields) :], slopes_of
-        return loss[0]
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
@@ -166,7 +154,7 @@ class _EdgeLoss(torch.autograd.Function):
         # With autograd where there is one: the operator refuses to be differentiated twice.
         with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
             gradient = ctx.backward(scale, slopes, of_edges, logits, weight, v, *state, *ctx.options)
-        return gradient, *(None for _ in range(6))
+        return gradient, None
 
 
 def _loss_maps(call: Call, maps: Tensor, memory: Tensor) -> LossMaps:

@@ -1,18 +1,20 @@
 """The operators of the kernels: the schemas of those of Triton, and what torch needs to know of all of them.
 
-csrc/library.cpp has the schemas of the others. ``edge_loss`` and ``reduce`` exist in two namespaces with the same
+csrc has those of the others, where each is. ``edge_loss`` and ``reduce`` exist in two namespaces with the same
 arguments, ``edgeloss`` for CPUs and ``edgeloss_triton`` for GPUs. Triton is imported by their first call.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeloss._checks.inputs import result_dtype
+from edgeloss._checks.options import AFTER_SUMS
 from edgeloss._kernels import library
 from edgeloss._kernels.arguments import Arguments, new_outputs
 from edgeloss._kernels.triton.workspace import new_state
@@ -26,16 +28,16 @@ _OPTIONS = (
     " int[] radius, float label_smoothing, float power, float decay, float[] spacing"
 )
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
+_NUMBERS = ", ".join(f"float {name}" for name in AFTER_SUMS)
 _STATE = "Tensor label, Tensor memory"  # what backward reads
 _SCHEMAS = {
     "edge_loss": f"(Tensor logits, Tensor target, {_WEIGHTS}, {_OPTIONS}) -> (Tensor sums, Tensor edge_sums, Tensor"
-    f" region, Tensor region_weight, Tensor maps, {_STATE})",
+    f" region, Tensor image_weight, Tensor maps, {_STATE})",
     "edge_loss_backward": f"(Tensor? grad, Tensor slopes, Tensor? edge_pixel_weight, Tensor logits, {_WEIGHTS},"
     f" {_STATE}, {_OPTIONS}) -> Tensor",
-    "reduce": "(Tensor sums, Tensor edge_sums, Tensor region, Tensor region_weight, Tensor? edge_class_weight, Tensor?"
-    " normalizer, int tables, bool balanced, bool mean, bool wide, float ce_weight, float edge_weight, float"
-    " other_side_weight, float same_side_weight, float region_weight_of_loss, float edge_focus) -> (Tensor loss, Tensor"
-    " slopes, Tensor values)",
+    "reduce": "(Tensor sums, Tensor edge_sums, Tensor region, Tensor image_weight, Tensor? edge_class_weight, Tensor?"
+    f" normalizer, int tables, bool balanced, bool mean, bool wide, {_NUMBERS})"
+    " -> (Tensor loss, Tensor slopes, Tensor values)",
 }
 _FEW_CLASSES = 8  # as kFewClasses of csrc/cpu/saved_state.h
 _ALIGNED = 64  # as kAligned of State there
@@ -155,14 +157,13 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
 
 
 def register(namespace: str) -> None:
-    """Register shapes and derivatives of the operators of the compiled library in a namespace."""
-    _register(namespace, "edge_loss", _fake_of_library, _gradients_of_sums)
-    _register_reduce(namespace)
+    """Register shapes and derivatives of the operators that CPUs and CUDA have, in a namespace."""
     _register(namespace, "pair_terms", _pair_terms_fake, _gradient_of_first)
     _register(namespace, "neighbor_nll", _neighbor_nll_fake, _gradient_of_first)
 
 
-def _register_reduce(namespace: str) -> None:
+def _register_loss(namespace: str, fake: Callable[..., tuple[Tensor, ...]]) -> None:
+    _register(namespace, "edge_loss", fake, _gradients_of_sums)
     torch.library.register_fake(f"{namespace}::reduce", _reduce_fake)
     torch.library.register_autograd(f"{namespace}::reduce", _differentiate_reduce, setup_context=_keep_slopes)
 
@@ -172,7 +173,7 @@ def _register(namespace: str, name: str, *given: Any) -> None:  # noqa: ANN401
     torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
 
 
-_register(TRITON, "edge_loss", _fake_of_triton, _gradients_of_sums)
-_register_reduce(TRITON)
+_register_loss(TRITON, _fake_of_triton)
 if not library.MISSING:
+    _register_loss("edgeloss", _fake_of_library)
     register("edgeloss")

@@ -15,7 +15,7 @@ from edgeloss import _reduction as reduction
 from edgeloss._checks import inputs
 from edgeloss._checks.inputs import by_class, widest
 from edgeloss._checks.options import NO_POWER, Options, radius_per_axis
-from edgeloss._reduction import EdgeRow, Sums, Value
+from edgeloss._reduction import Sums
 from edgeloss._reference import neighborhoods
 from edgeloss._reference import terms as reference
 from edgeloss.debug.calls import Finding, LossCall, Origin, Outcome
@@ -240,17 +240,13 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcom
         if weight:
             part = _part_of_gradient(name, sums, checked, combined.loss)
             (gradient,) = torch.autograd.grad(part, leaf, retain_graph=True)
-            outcomes[name] = Outcome(combined.values[Value[name.upper()]], gradient / weight)
+            outcomes[name] = Outcome(combined.values[name].detach(), gradient / weight)
     return outcomes
 
 
 def _part_of_gradient(name: str, sums: Sums, checked: inputs.Inputs, loss: Tensor) -> Tensor:
     """Return a function of the logits, 0-d, whose gradient is the part of a term in that of the loss."""
-    of_term, row = sums.batch, slice(1)  # of the cross-entropy
-    if name == "region" and sums.regions is not None:
-        of_term, row = sums.regions.value, slice(None)
-    elif name != "cross_entropy":
-        of_term, row = sums.edges, slice(EdgeRow[name.upper()], EdgeRow[name.upper()] + 1)
+    of_term, row = sums.rows_of(name)
     (slopes,) = torch.autograd.grad(loss, of_term, retain_graph=True)
     if sums.maps is None or of_term is not sums.edges:
         return reduction.weigh(of_term[row], slopes[row]).sum()

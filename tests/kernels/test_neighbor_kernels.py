@@ -1,7 +1,7 @@
-"""The operators of csrc/neighbors.
+"""The operators that CPUs and CUDA share: ``neighbor_nll`` and ``pair_terms``.
 
 ``neighbor_nll`` is compared with the line of the write-up, plus the ``gtind[:, None]`` that batches need. The values of
-the gathered terms are compared by the agreement suite.
+the terms of pairs are compared by the agreement suite.
 """
 
 from __future__ import annotations

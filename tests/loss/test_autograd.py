@@ -84,7 +84,7 @@ def test_backward_twice_with_other_factors(call: str, column: Column) -> None:
 
 
 SECOND: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    "defaults": ((4, 5), {}),
+    "defaults": ((7, 13), {}),
     "power": ((4, 5), {"power": 1.0, "decay": 1.0, "radius": 2}),
     "smoothing": ((4, 5), {"power": -1.0, "label_smoothing": 0.1}),
     "upsampled": ((4, 4), {"upsample": True}),

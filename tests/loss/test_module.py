@@ -76,9 +76,11 @@ def test_can_be_subclassed() -> None:
 
 def test_weight_is_a_buffer() -> None:
     criterion, other = (EdgeAwareLoss(torch.full((3,), value)) for value in (1.0, 0.0))
+    criterion(torch.randn(1, 3, 8, 8), torch.randint(3, (1, 8, 8)))  # which stores nothing
     assert list(criterion.state_dict()) == ["weight"]
     assert not list(criterion.parameters())
     assert not EdgeAwareLoss().state_dict()
+    assert list(EdgeAwareLoss(edge_class_weight=torch.ones(3)).state_dict()) == ["edge_class_weight"]
     other.load_state_dict(criterion.state_dict())
     assert torch.equal(other.weight, torch.ones(3))
     assert criterion.double().to("meta").weight.is_meta

@@ -1,4 +1,4 @@
-"""What trainings do with a loss: averaged models, checkpoints, line searches, ranks, accumulated gradients."""
+"""What trainings do with a loss: averaged models, checkpoints, line searches, and evaluation by one rank."""
 
 from __future__ import annotations
 
@@ -50,24 +50,6 @@ def batch(count: int = 4) -> tuple[Tensor, Tensor]:
 
 def gradient(network: nn.Module) -> Tensor:
     return torch.cat([values.grad.flatten() for values in network.parameters() if values.grad is not None])
-
-
-@pytest.mark.parametrize("options", [{}, {"edge_class_weight": None}, {"weight": torch.tensor([1.0, 2.0, 0.5])}])
-def test_accumulated_gradients_are_those_of_the_batch(options: dict[str, Any]) -> None:
-    images, labels = batch()
-    whole, parts = Network(**options), Network(**options)
-    loss = whole(images, labels)
-    loss.backward()
-    micro = [slice(0, 1), slice(1, 2), slice(2, 4)]
-    each = [normalizers(labels[part], 3, weight=options.get("weight")) for part in micro]
-    total = sum(w for w, _ in each), sum(n for _, n in each)
-    found = torch.zeros(())
-    for part in micro:
-        one = parts(images[part], labels[part], normalizer=total)
-        one.backward()
-        found += one.detach()
-    torch.testing.assert_close(found, loss.detach(), rtol=1e-6, atol=0.0)
-    torch.testing.assert_close(gradient(parts), gradient(whole), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])

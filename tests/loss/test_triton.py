@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map_only
 
 from edgeloss import check
 from edgeloss._checks.inputs import Call
-from edgeloss._checks.options import Options
+from edgeloss._checks.options import AFTER_SUMS, Options
 from edgeloss._kernels import evaluate, library, operators
-from edgeloss._reduction import EdgeRow, Regions, SumRow, Sums, combine
+from edgeloss._reduction import VALUES, EdgeRow, Regions, SumRow, Sums, combine
 from edgeloss.functional import edge_aware_loss
 
 TRITON = Column("fused", interpreted=True)
@@ -132,7 +132,8 @@ def terms_of(sums: list[torch.Tensor], given: dict[str, Any], options: Options, 
     combined = combine(found, Call(inputs, options), given["normalizer"])  # type: ignore[arg-type]
     gradients = torch.autograd.grad(combined.loss, [of_call, edge_sums, region], materialize_grads=True)
     slopes = gradients[0][:1], gradients[1][EdgeRow.SAME_SIDE :].flatten(), gradients[2]
-    return [combined.loss.detach(), torch.cat(slopes), combined.values]
+    values = torch.stack([combined.values[name] for name in VALUES])
+    return [combined.loss.detach(), torch.cat(slopes), values.detach()]
 
 
 GIVEN: list[dict[str, Any]] = [
@@ -162,8 +163,7 @@ def test_the_loss_of_sums_is_that_of_the_reference(size: tuple[int, int, int], g
     options, sums = Options(**given), sums_of(images, classes, tables, images if given.get("region_weight", 1) else 0)
     of_call = {"is_balanced": is_balanced, "u": u, "normalizer": normalizer}
     expected = terms_of(sums, of_call, options, tables)
-    weights = options.ce_weight, options.edge_weight, options.other_side_weight, options.same_side_weight
-    weights += options.region_weight, options.edge_focus
+    weights = (getattr(options, name) for name in AFTER_SUMS)
     of_loss = u, normalizer, tables, is_balanced, options.reduction == "mean", True, *weights
     found = operators.of_triton.reduce(*sums, *of_loss)
     torch.testing.assert_close([*found], expected, rtol=1e-12, atol=1e-13)

@@ -1,4 +1,9 @@
-"""A Griffe extension: docstrings with Sphinx's roles and formulas, as Markdown."""
+"""A Griffe extension: docstrings with Sphinx's roles and formulas, as Markdown.
+
+mkdocstrings makes the pages, and takes the text of docstrings for Markdown: it has no option or extension for roles,
+``.. math::`` and ``Example:``, which would be shown as they are. The docstrings keep them for editors, whose hints know
+them, as those of PyTorch.
+"""
 
 from __future__ import annotations
 

@@ -9,14 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from edgeloss import EdgeAwareLoss
-from edgeloss._checks.options import EDGE_TERMS, HELP, TERMS, Options, check_option
+from edgeloss import EdgeAwareLoss, _reduction
+from edgeloss._checks.options import AFTER_SUMS, EDGE_TERMS, HELP, TERMS, Options, Term, check_option
+from edgeloss._kernels import backends
 from edgeloss._reduction import VALUES, EdgeRow, LossMaps
 from edgeloss.cli.commands import OF_LOSS
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 WEIGHTS = {"weight": None, "edge_class_weight": "balanced"}
+NOT_OF_MAPS = {*AFTER_SUMS, *(name for term in TERMS for name in term.weights)} - {
+    "other_side_weight",
+    "same_side_weight",
+}
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
 
 
@@ -45,7 +51,7 @@ def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
-        (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "edge_focus", "region_weight"}
+        (loss_maps, NOT_OF_MAPS | {"edge_class_weight", "reduction"}
          | {"sync_normalizer", "pixel_weight", "normalizer", "return_maps", "return_terms"}),
         (normalizers, {"logits", "distance", "normalizer", "return_maps", "return_terms"}
          | (set(OPTIONS) - {"ignore_index", "multilabel", "radius", "validate"})),
@@ -77,8 +83,20 @@ def test_options_are_checked_and_do_not_change() -> None:
 
 
 def test_every_list_of_the_terms_is_that_of_the_options() -> None:
-    names = [term.name for term in TERMS]
+    names = [term.name for term in TERMS if term.has_kernels]
     assert [row.name.lower() for row in EdgeRow][1:] == [term.name for term in EDGE_TERMS]
     assert [*VALUES][: len(names) + 1] == [*names[:-1], "edge", names[-1]]  # the edge term of both sides is between
-    assert [name for name in LossMaps._fields if name in names] == [term.name for term in TERMS if term.has_map]
+    mapped = [term.name for term in TERMS if term.has_map]
+    assert [name for name in LossMaps._fields if name in mapped] == mapped
     assert {name for term in TERMS for name in term.weights} <= set(HELP)
+
+
+def test_a_term_may_be_of_the_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(1, 3, 8, 8), torch.randint(3, (1, 8, 8))
+    monkeypatch.setattr(backends, "_WITHOUT_KERNELS", [term for term in TERMS if term.name == "region"])
+    with pytest.raises(RuntimeError, match="no kernels for the region term; pass 'auto' or 'reference'"):
+        edge_aware_loss(x, y, backend="fused")
+    torch.testing.assert_close(edge_aware_loss(x, y), edge_aware_loss(x, y, backend="reference"), rtol=0, atol=0)
+    monkeypatch.setattr(_reduction, "TERMS", (*TERMS, Term("further", "further term", "W", ("further_weight",))))
+    _, terms = edge_aware_loss(x, y, region_weight=0.0, return_terms=True)
+    assert terms["further"] == 0

@@ -1,6 +1,6 @@
 // Curves over the epochs of a run; the values of an epoch are shown under the pointer, or by the arrow keys.
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [360, 180, 46, 12, 8, 22];
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [360, 184, 46, 12, 14, 22];
 
 // Round steps, about four of them, from 0 or from the lowest value where 0 is far.
 const ticksOf = (low, high, count = 4) => {
@@ -25,7 +25,7 @@ const logTicksOf = (low, high) => {
 const pathOf = (xs, ys) =>
   ys.map((y, k) => (y === null ? "" : `${k && ys[k - 1] !== null ? "L" : "M"}${xs[k].toFixed(1)} ${y.toFixed(1)}`)).join("");
 
-const drawCurves = (card, { title, share, log, epochs, series }) => {
+const drawCurves = (card, { title, about, share, log, epochs, best, series }) => {
   const drawn = (value) => value !== null && (!log || value > 0);
   const values = series.flatMap((one) => one.values).filter(drawn);
   if (!values.length) return;
@@ -50,6 +50,10 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
   for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
   chart.append(label("epoch", LEFT - 8, HEIGHT - 6, "end"));
   const xs = epochs.map(across);
+  if (epochs.length > 1) {
+    const anchor = across(best) < LEFT + 12 ? "start" : across(best) > WIDTH - RIGHT - 12 ? "end" : "middle";
+    chart.append(svg("path", { class: "best", d: `M${across(best)} ${TOP}V${HEIGHT - BOTTOM}` }), label("best", across(best), TOP - 2, anchor));
+  }
   series.forEach((one, k) => {
     const ys = one.values.map(up);
     chart.append(svg("path", { d: pathOf(xs, ys), style: `stroke: var(--series-${k})` }));
@@ -83,14 +87,14 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
     event.preventDefault();
     show(at + step);
   });
-  card.append(element("h3", { textContent: title }), element("ul", {}, ...entries), chart);
+  card.append(text("h3", title), text("p", about, "hint"), element("ul", {}, ...entries), chart);
 };
 
-parts.curves = ({ curves }) => {
+parts.curves = ({ title, curves }) => {
   const cards = curves.map((curve) => {
     const card = element("div", { className: "card" });
     drawCurves(card, curve);
     return card;
   });
-  return [element("section", {}, text("h2", "Curves", "unseen"), element("div", { className: "curves rows" }, ...cards))];
+  return [element("section", {}, text("h2", title, "section"), element("div", { className: "curves rows" }, ...cards))];
 };

@@ -23,7 +23,7 @@ Color = tuple[float, float, float]
 Extend = Literal["neither", "min", "max", "both"]
 
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
-CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
+CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.3, 1, 256))).with_extremes(bad=LOUD)
 
 # From blue through a light gray, which is no change, to orange.
 CMAP_DIFFERENCE = LinearSegmentedColormap.from_list(
@@ -54,17 +54,17 @@ class Kind(NamedTuple):
 
 
 _ABOUT_SIDES = {
-    "same_side": "neighbors of the same class should agree",
-    "other_side": "the class should not leak across the edge",
+    "same_side": "neighbors of the class should agree",
+    "other_side": "the class should not leak across",
 }
 _KINDS = {
     "cross_entropy": Kind(TERMS[0].title, "loss of a pixel by its label", "nats", "", "white"),
     **{term.name: Kind(term.title, _ABOUT_SIDES[term.name], "nats") for term in EDGE_TERMS},
-    "edge": Kind("edge map", "loss at edges: same side + other side", "nats"),
+    "edge": Kind("edge map", "loss at edges: same + other side", "nats"),
     "distance": Kind("distance", "to the nearest other label", "", "far", "white"),
     "pixel_distance": Kind("distance", "to the nearest other label", "px", "far", "white"),
-    "gradient": Kind("|gradient|", "size of the gradient on the logits", "", "zero", "white", log=True),
-    "region": Kind("|region gradient|", "that of the region term alone", "", "zero", "white", log=True),
+    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "", "zero", "white", log=True),
+    "region": Kind("|region gradient|", "part of the region term, log scale", "", "zero", "white", log=True),
 }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Take the pictures of pages in docs/command.md and docs/training.md, and draw the panel, from what `make demo` has written.
+"""Take the pictures of pages in docs/command.md and docs/training.md, from what `make demo` has written.
 
     make demo && python benchmarks/page_pictures.py
 

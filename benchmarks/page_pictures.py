@@ -52,9 +52,9 @@ const { left, top, width, height } = card.getBoundingClientRect();
 return [left - 10, top + scrollY - 10, width + 20, height + 20];
 """
 SHOTS = {
-    "report": Shot("report.html", _PIN, _TOP.format(end="innerWidth > 600 ? '.work' : '#key'")),
+    "report": Shot("report.html", _PIN, _TOP.format(end="innerWidth > 600 ? '#viewer' : '#key'")),
     "compare": Shot("comparison.html", "", _MEDIAN),
-    "run": Shot("EdgeAwareLoss/report.html", "", _TOP.format(end="'.curves'")),
+    "run": Shot("EdgeAwareLoss/report.html", "", _TOP.format(end="innerWidth > 600 ? '.curves' : '.curves .card'")),
 }
 WINDOWS = {"": (1440, 1), "-narrow": (390, 2)}  # width, and dots per pixel
 
@@ -67,6 +67,7 @@ def take(driver: Any, demo: Path, shot: Shot, width: int, dots: int) -> bytes:  
     """
     window = {"width": width, "height": 1000, "deviceScaleFactor": dots, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})  # the picture has none, and is as wide
     driver.get((demo / shot.page).as_uri())
     footer = driver.execute_script("return find('footer').textContent")
     if not footer.startswith(f"edgeloss {__version__}"):

@@ -71,3 +71,4 @@ def test_pictures_are_taken_of_pages_of_this_version(
             page_pictures.main(words)
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": False})

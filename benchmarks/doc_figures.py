@@ -24,6 +24,7 @@ from quality import ROOT
 from quality.command import RESULTS
 from quality.offsets import POINTS, at_offsets, best_offsets
 from quality.runs import key_of, read_plan, run_of
+from quality.scores import METRICS
 from quality.tables import (
     BASELINE,
     Summary,
@@ -129,13 +130,13 @@ SHORT = {
 
 
 def cost_table() -> list[str]:
-    """Return the ratios of the cases in ``SHORT`` on both processors, and on a GPU."""
+    """Return the ratios of the default in the cases of ``SHORT``, on both processors and on a GPU."""
     on_gpu = {row["name"]: row for row in read_rows(RESULTS / "gpu.jsonl") if row["step"] == "speed"}
     rows = []
     for case, name in SHORT.items():
-        cells = zip(ratios(case).split(" | "), (on_gpu[case][loss]["ratio"] for loss in NAMES[1:]), strict=True)
-        rows.append(" | ".join([name, *(f"{on_cpus} | {gpu:.2f}" for on_cpus, gpu in cells)]))
-    return table("logits | default, CPUs: | GPU: | `region_weight=0`, CPUs: | GPU:", rows)
+        found = [rows[case]["ratio"][NAMES[1]] for rows in speed().values()] + [on_gpu[case][NAMES[1]]["ratio"]]
+        rows.append(" | ".join([name, *(f"{ratio:.2f}" for ratio in found)]))
+    return table(" | ".join(["logits", *(f"{name}:" for name in (*speed(), "GPU"))]), rows)
 
 
 def machines(*more: str) -> list[str]:
@@ -359,27 +360,32 @@ def version(loss: str) -> str:
     return "0.3" if loss == OURS else "0.4"
 
 
-def sets_table() -> list[str]:
-    """Return the scores of cross-entropy, the best rival and ours, bold where one of the last two is clearly ahead.
+def sets_table(*scores: str) -> list[str]:
+    """Return a group of rows for each score: of cross-entropy, the best rival and ours, bold where it is clearly ahead.
 
-    The fourth score, F1 of all borders, is left out where rows of earlier versions lack it.
+    F1 of all borders is left out where rows of earlier versions lack it.
     """
-    rows = []
-    for setting, (plain, rival, own) in ((name, [*of_loss.values()]) for name, of_loss in compared().items()):
-        cells: list[list[str]] = [[], []]
-        names = [name for name in (*MAIN, "f1_any_1") if name in plain["scores"] and name in own["differences"]]
-        for name in names:
+    of_settings = {setting: [*of_loss.values()] for setting, of_loss in compared().items()}
+    versions = {version(own["loss"]) for _, _, own in of_settings.values()}
+    groups = []
+    for name in scores:
+        rows = []
+        for setting, (plain, rival, own) in of_settings.items():
+            if name not in plain["scores"] or name not in own["differences"]:
+                continue
             difference = own["differences"][name]
-            for cell, row, side in zip(cells, (rival, own), (-1, 1), strict=True):
-                value = number(name, row["scores"][name][0])
-                cell.append(f"**{value}**" if is_clear(difference) and difference["mean"] * side > 0 else value)
-        classes = len(rows_in(setting)[0]["classes"])
-        name = f"{setting}, pretrained network" if "×" in setting else setting
-        seeds = ", ".join(str(len(row["seeds"])) for row in (plain, rival, own))
-        of_rival = f"{NAMES_OF_RIVALS.get(rival['loss'], rival['loss'])}: {' / '.join(cells[0])}"
-        of_own = f"{version(own['loss'])}: {' / '.join(cells[1])}"
-        rows.append(f"{name} | {classes} | {seeds} | {scores(plain, names)} | {of_rival} | {of_own}")
-    return table("data | classes: | seeds: | cross-entropy: | best rival: | `EdgeAwareLoss()`, version:", rows)
+            cells = [number(name, row["scores"][name][0]) for row in (plain, rival, own)]
+            if is_clear(difference):
+                ahead = 2 if difference["mean"] > 0 else 1
+                cells[ahead] = f"**{cells[ahead]}**"
+            if len(versions) > 1:
+                cells[2] += f" ({version(own['loss'])})"
+            seeds = ", ".join(str(len(row["seeds"])) for row in (plain, rival, own))
+            network = ", pretrained" if "×" in setting else ""
+            of_rival = NAMES_OF_RIVALS.get(rival["loss"], rival["loss"])
+            rows.append(f"{setting}{network} | {' | '.join(cells)} | {of_rival} | {seeds}")
+        groups += [f"**{METRICS[name].removesuffix(' ↑')}** | | | | |", *rows] if rows else []
+    return table(f"data | CE: | rival: | edgeloss {' and '.join(sorted(versions))}: | the rival | seeds:", groups)
 
 
 def gains_table() -> list[str]:
@@ -443,6 +449,12 @@ def tiny_table(name: str, cases: Iterable[tiny_networks.Case]) -> list[str]:
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
     return [f"{points(quality(PRETRAINED)[OURS])} points with a pretrained network"]
+
+
+def first_sentences() -> list[str]:
+    """Return the same in boundary F1 and mIoU, as the first page has it."""
+    means = (number(name, quality(PRETRAINED)[OURS]["differences"][name]["mean"]) for name in ("f1_1", "miou"))
+    return ["{} points more boundary F1 and {} more mIoU".format(*means)]
 
 
 def classes_sentences() -> list[str]:
@@ -525,12 +537,18 @@ def offsets_sentences() -> list[str]:
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
-    ahead = quality(PRETRAINED)[OURS]["differences"]["f1_1"]["mean"]
-    times = sorted(rows["19 classes"]["ratio"][NAMES[1]] for rows in speed().values())
+    own, rival = (quality(PRETRAINED)[str(loss)] for loss in (OURS, best_rival(PRETRAINED)))
+    ahead, of_rival = (row["differences"]["f1_1"]["mean"] for row in (own, rival))
+    timed = [rows["19 classes"] for rows in speed().values()]
+    times = sorted(row["ratio"][NAMES[1]] for row in timed)
+    # Rows of 0.3 do not name it.
+    of_version = f"with **version {' and '.join(sorted({row['machine'].get('edgeloss', '0.3') for row in timed}))}**"
     what = (
-        "of boundary F1 (1 px) on CamVid, next to cross-entropy, with a pretrained network, over five seeds",
-        "of `F.cross_entropy`, forward and backward, for 19 classes on two CPUs",
-        f"from forward to backward, for 19 classes; cross-entropy keeps {plain:.0f}",
+        f"of boundary F1 (1 px) over cross-entropy, by **version {version(OURS)}**: CamVid, a pretrained network,"
+        f" {len(own['seeds'])} seeds. The best rival, {rival['loss']}, has {100 * of_rival:+.1f} with"
+        f" {len(rival['seeds'])} seeds",
+        f"of PyTorch's cross-entropy, {of_version}: forward and backward, 19 classes, two CPUs",
+        f"kept from forward to backward {of_version}, 19 classes; cross-entropy keeps {plain:.0f}",
     )
     heads = f"{100 * ahead:+.1f} points | {times[0]:.2f} to {times[-1]:.2f} × the time | {ours:.0f} bytes per pixel"
     return table(heads, [" | ".join(what)])
@@ -594,8 +612,11 @@ FIGURES = {
     ),
     "sets": Figures(
         f"{TABLE} configs/quality-sets.yaml",  # and of "rivals", "default", "pretrained" and "thin"
-        {"README.md": sets_table, "docs/quality.md": sets_table},
-        dict.fromkeys(("README.md", "docs/quality.md"), pretrained_sentences),
+        {
+            "README.md": partial(sets_table, "f1_1", "miou"),
+            "docs/quality.md": partial(sets_table, *MAIN, "f1_any_1"),
+        },
+        {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
     ),
     "parts": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: lambda: table(PARTS, map(parts_row, SETS))}),
     "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {"docs/quality.md": rival_table}),

@@ -16,10 +16,16 @@ LIMIT = 500_000  # bytes
 
 def save_figure(figure: Figure, path: Path, dpi: int) -> None:
     """Write a figure as a PNG, reduced to 256 colors if it exceeds 500 kB."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
-    if buffer.tell() > LIMIT:
-        Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    save_png(buffer.getvalue(), path)
+
+
+def save_png(content: bytes, path: Path) -> None:
+    """Write a PNG, reduced to 256 colors if it exceeds 500 kB."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if len(content) > LIMIT:
+        picture = Image.open(BytesIO(content)).convert("RGB")
+        picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     else:
-        path.write_bytes(buffer.getvalue())
+        path.write_bytes(content)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import edgeloss
 from measure import INSTRUCTIONS, processor
 from parsers import Option, make_parser
 from result_table import Row, add_rows
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the mode that the command line names."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     machine = {"processor": processor(), "instructions": INSTRUCTIONS, "cores": os.cpu_count()}
-    machine |= {"threads": options.threads, "torch": torch.__version__}
+    machine |= {"threads": options.threads, "torch": torch.__version__, "edgeloss": edgeloss.__version__}
     print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}\n")
     heads: list[str] = []
     try:

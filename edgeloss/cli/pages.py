@@ -15,6 +15,7 @@ from typing import Any
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, say, to_json
 from edgeloss.cli.outputs import say_wrote, why_not, write
+from edgeloss.cli.runs import compared_settings
 from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
@@ -163,6 +164,7 @@ def compare(options: Namespace) -> int:
         names,
         class_names=reader.names,
         colors=class_colors(reader.palette(classes), classes),
+        settings=compared_settings(options.first, options.second),
         subtitle=" · ".join([*(f"{name}: {printable(str(path))}" for name, path in paths), f"{len(items)} images"]),
         footer=_about_loss(reader),
     )

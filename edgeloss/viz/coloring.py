@@ -23,10 +23,12 @@ Color = tuple[float, float, float]
 Extend = Literal["neither", "min", "max", "both"]
 
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
-CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
+CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.3, 1, 256))).with_extremes(bad=LOUD)
 
-# From blue through black, which is off the edges, to orange.
-CMAP_DIFFERENCE = LinearSegmentedColormap.from_list("difference", [(0.13, 0.55, 1.0), (0, 0, 0), (1.0, 0.5, 0.05)])
+# From blue through a light gray, which is no change, to orange.
+CMAP_DIFFERENCE = LinearSegmentedColormap.from_list(
+    "difference", [(0.05, 0.25, 0.65), (0.3, 0.58, 0.95), (0.93, 0.93, 0.93), (1.0, 0.58, 0.2), (0.7, 0.25, 0.0)]
+)
 
 _MOST_VALUES = 2**22  # that a range of colors is computed from
 
@@ -36,6 +38,7 @@ class Kind(NamedTuple):
 
     Attributes:
         name: to be shown.
+        about: what it shows, in a line.
         unit: of the values.
         nothing: what black means.
         outline: the color of the borders between the true labels.
@@ -43,20 +46,25 @@ class Kind(NamedTuple):
     """
 
     name: str
+    about: str
     unit: str = ""
     nothing: str = "off the edges"
     outline: str = "black"
     log: bool = False
 
 
+_ABOUT_SIDES = {
+    "same_side": "neighbors of the class should agree",
+    "other_side": "the class should not leak across",
+}
 _KINDS = {
-    "cross_entropy": Kind(TERMS[0].title, "nats", "", "white"),
-    **{term.name: Kind(term.title, "nats") for term in EDGE_TERMS},
-    "edge": Kind("edge map", "nats"),
-    "distance": Kind("distance", "", "far", "white"),
-    "pixel_distance": Kind("distance", "px", "far", "white"),
-    "gradient": Kind("|gradient|", "", "zero", "white", log=True),
-    "region": Kind("|region gradient|", "", "zero", "white", log=True),
+    "cross_entropy": Kind(TERMS[0].title, "loss of a pixel by its label", "nats", "", "white"),
+    **{term.name: Kind(term.title, _ABOUT_SIDES[term.name], "nats") for term in EDGE_TERMS},
+    "edge": Kind("edge map", "loss at edges: same + other side", "nats"),
+    "distance": Kind("distance", "to the nearest other label", "", "far", "white"),
+    "pixel_distance": Kind("distance", "to the nearest other label", "px", "far", "white"),
+    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "", "zero", "white", log=True),
+    "region": Kind("|region gradient|", "part of the region term, log scale", "", "zero", "white", log=True),
 }
 
 

@@ -25,6 +25,7 @@ from edgeloss.viz.palette import LOUD
 _MARGIN = 0.15
 _GAP = 0.16  # between neighboring pictures
 _CAPTION = 0.40  # the two lines above a picture
+_ABOUT = 0.12  # the third line of a map
 _TITLE = 0.28
 _BAR = 0.08  # height of a color bar
 _BAR_GAP = 0.05  # between a picture and its color bar
@@ -49,7 +50,7 @@ class Picture(NamedTuple):
 
     Attributes:
         name: of its caption.
-        stats: the second line of the caption.
+        stats: the last line of the caption.
         content: colors [h, w, 3], or a map.
         at: which image of the map.
         borders: lines of :func:`find_borders`, if they are to be drawn.
@@ -123,37 +124,56 @@ def _layout(
         width: of the figure; None chooses one.
     """
     aspect = min(max(shape[0] / shape[1], 1 / 8), 4)  # beyond that it is stretched, so that it can be seen
-    columns = _columns(len(maps), blocks, aspect, width)
+    columns = _columns(maps, blocks, aspect, width)
     wide = _picture_width(shape, aspect, columns)
     if width is not None:
         wide = (width - 2 * _MARGIN + _GAP) / columns - _GAP
     high = wide * aspect
     full = columns * (wide + _GAP) - _GAP + 2 * _MARGIN
-    rows = [maps[first : first + columns] for first in range(0, len(maps), columns)]
-    tops = np.cumsum([0.0, *(_CAPTION + high + _GAP + _BELOW_MAP * any(row) for row in rows)])  # downwards
+    places, rows = _places(maps, columns)
+    heads = [_CAPTION + _ABOUT * row for row in rows]
+    tops = np.cumsum(
+        [0.0, *(h + high + _GAP + _BELOW_MAP * row for h, row in zip(heads, rows, strict=True))]
+    )  # downwards
     key_columns, lines = _key_columns(letters, full - 2 * _MARGIN)
     top = _MARGIN + lines * _KEY_LINE + blocks * float(tops[-1])
     boxes = [
         (
-            _MARGIN + (wide + _GAP) * (k % columns),
-            float(top - block * tops[-1] - tops[k // columns] - _CAPTION - high),
+            _MARGIN + (wide + _GAP) * column,
+            float(top - block * tops[-1] - tops[row] - heads[row] - high),
             wide,
             high,
         )
         for block in range(blocks)
-        for k in range(len(maps))
+        for row, column in places
     ]
     return full, top + _TITLE * titled + _MARGIN / 2, boxes, key_columns
 
 
-def _columns(count: int, blocks: int, aspect: float, width: float | None) -> int:
-    """Return how many of the ``count`` pictures of a block stand side by side."""
+def _places(maps: list[bool], columns: int) -> tuple[list[tuple[int, int]], list[bool]]:
+    """Return row and column of each picture of a block, and whether a row has maps, which begin a row of their own."""
+    labels = maps.count(False)
+    skipped = -labels % columns if columns < len(maps) else 0  # unless all stand in one row
+    places = [divmod(k + skipped * is_map, columns) for k, is_map in enumerate(maps)]
+    rows = [False] * (places[-1][0] + 1)
+    for (row, _), is_map in zip(places, maps, strict=True):
+        rows[row] |= is_map
+    return places, rows
+
+
+def _columns(maps: list[bool], blocks: int, aspect: float, width: float | None) -> int:
+    """Return how many pictures of a block stand side by side."""
+    count, labels = len(maps), maps.count(False)
     if width is None and (blocks > 1 or aspect > 1.5):
         return count
     fits = count if width is None else int((width - 2 * _MARGIN + _GAP) / (_NARROWEST + _GAP))
     if aspect < 0.6:
         return min(2, fits)
-    return min(range(min(3, fits), min(5, fits) + 1), key=lambda columns: -count % columns)  # the fewest free places
+    # The fewest free places, in wide rows.
+    free = {
+        columns: -labels % columns + -(count - labels) % columns for columns in range(min(3, fits), min(5, fits) + 1)
+    }
+    return min(free, key=lambda columns: (free[columns], -columns))
 
 
 def _picture_width(size: Sequence[int], aspect: float, columns: int) -> float:
@@ -213,10 +233,13 @@ def _add_axes(figure: Figure, box: Box, shape: tuple[int, ...], picture: Picture
     height, width = shape
     axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines[:].set(linewidth=0.5, color="0.4")
-    axes.set_title(picture.name, loc="left", size=8.5, weight="bold", pad=13)
-    stats = picture.stats
-    size = 7 * min(box[2] / (_CAPTION_LETTER * max(len(stats), 1)), 1.0)  # small enough for the width of the picture
-    axes.annotate(stats, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", va="bottom", size=size)
+    about = picture.content.kind.about if isinstance(picture.content, ColoredMap) else ""
+    axes.set_title(picture.name, loc="left", size=8.5, weight="bold", pad=13 + 72 * _ABOUT * bool(about))
+    for text, up in ((picture.stats, 3.0), (about, 3 + 72 * _ABOUT)):
+        size = 7 * min(box[2] / (_CAPTION_LETTER * max(len(text), 1)), 1.0)  # small enough for the width of the picture
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+        if text:
+            axes.annotate(text, (0, 1), (0, up), size=size, **place)
     return axes
 
 

@@ -13,16 +13,29 @@ from matplotlib.colors import to_hex
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, picture_of_labels, reduce_blocks
-from edgeloss.viz.palette import NOTHING, VOID
+from edgeloss.viz.palette import VOID
 from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, overlay, photo_picture, photograph, picture
-from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown, shown_change, shown_changes, shown_figures
+from edgeloss.viz.scores import (
+    FIGURES,
+    HEADLINES,
+    Scores,
+    mean_of_present,
+    shown,
+    shown_change,
+    shown_changes,
+    shown_figures,
+)
 
 _Array = npt.NDArray[Any]
 # How two predictions differ: better and worse are told apart by red-green-blind readers too.
 _BETTER, _WORSE, _BOTH = (0.13, 0.45, 0.85), (0.93, 0.45, 0.05), (0.95, 0.87, 0.25)
 _SHOWN = 3  # images of the largest gains, and as many of the largest losses
 _BY = "boundary_f1_1px"  # what a comparison sorts by
-_HEADLINES = ("mean_iou", _BY, "pixel_accuracy", "cross_entropy", "edge")
+_ON_CARDS = tuple(FIGURES)[:2]  # figures of every card, next to the one that the page sorts by
+_ABOUT_ALL = "Scores count the pixels of all images together; losses are means over the images."
+_INDEX_LEAD = (
+    "All images under one network, the worst first; wrong pixels are red. Press one for its losses, pixel by pixel."
+)
 _INDEX_SIDE = 360  # pixels of the pictures of an index
 
 
@@ -63,10 +76,9 @@ def draw_index(items: Sequence[Item], *, title: str, by: str, class_names: Seque
         footer: the last line.
     """
     (total,), (figures,) = _totals(items)
-    about = "Scores count the pixels of all images together; losses are means over the images."
-    tiles = pages.tiles(shown_figures(figures), about=about)
+    tiles = pages.figure_tiles(figures, about=_ABOUT_ALL)
     parts = [tiles, _gallery(items, (by, *FIGURES), _names_of(total, class_names))]
-    return pages.page(title, parts, kind="index", footer=footer)
+    return pages.page(title, parts, kind="index", lead=_INDEX_LEAD, footer=footer)
 
 
 def draw_comparison(
@@ -75,6 +87,7 @@ def draw_comparison(
     *,
     class_names: Sequence[str] | None,
     colors: _Array,
+    settings: Mapping[str, Sequence[str]],
     subtitle: str,
     footer: str,
 ) -> str:
@@ -85,6 +98,7 @@ def draw_comparison(
         runs: names of the two networks.
         class_names: the class indices if None.
         colors: of the classes, [C, 3] in [0, 1].
+        settings: how the two were trained, by the name of a setting; empty if that is unknown.
         subtitle: what the two are.
         footer: the last line.
     """
@@ -92,15 +106,17 @@ def draw_comparison(
     names = _names_of(totals[0], class_names)
     parts = [
         _headlines(items, runs, figures),
-        {"kind": "tables", "title": "Scores", "tables": _score_tables(runs, totals, figures, names, colors)},
+        *_trained(runs, settings),
+        *_score_tables(runs, totals, figures, names, colors),
         *_examples(items, runs, names, colors, totals[0]),
         {"kind": "heading", "title": f"All {len(items)} images"},
         _gallery(
-            items, (_BY, *_HEADLINES), names, about=f"Sorted by what {runs[1]} gains over {runs[0]}, the least first."
+            items, tuple(FIGURES), names, about=f"Sorted by what {runs[1]} gains over {runs[0]}, the least first."
         ),
     ]
     title = f"{runs[0]} compared with {runs[1]}"
-    return pages.page(title, parts, kind="comparison", subtitle=subtitle, footer=footer)
+    lead = f"The same images under two networks: what {runs[1]} gains over {runs[0]} and what it loses, and where."
+    return pages.page(title, parts, kind="comparison", subtitle=subtitle, lead=lead, footer=footer)
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -129,15 +145,16 @@ def _gallery(items: Sequence[Item], keys: Sequence[str], names: Sequence[str], a
         "kind": "gallery",
         "about": about,
         "items": [_card(item, keys) for item in items],
-        "sort": [[key, FIGURES[key][0]] for key in keys],
-        "scores": [key for key, (_, _, is_score) in FIGURES.items() if is_score],
+        "sort": [[key, FIGURES[key].name] for key in keys],
+        "always": [FIGURES[key].name for key in _ON_CARDS],
+        "scores": [key for key, one in FIGURES.items() if one.is_score],
         "classes": [[k, names[k]] for k in np.flatnonzero(occurs).tolist()],
     }
 
 
 def _card(item: Item, keys: Sequence[str]) -> pages.Part:
     runs = [shown_figures(figures) for figures in item.figures]
-    names = [FIGURES[key][0] for key in keys]
+    names = [FIGURES[key].name for key in keys]
     return {
         "name": item.name,
         "link": item.link and pages.file_link(item.link),
@@ -183,7 +200,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
         photo_picture(image, truth.shape),
         picture(picture_of_labels(truth, colors), side, "ground truth"),
         *(picture(labels_picture(truth, one.prediction[0], colors), side, run) for run, one in runs.items()),
-        picture(edges, side, f"change of the edge loss: ±{most:.2g} nats"),
+        picture(edges, side, f"change of the edge loss, up to {most:.2g} nats"),
         picture(difference, side, "difference", base="gray"),
     ]
     for run, one in runs.items():
@@ -194,16 +211,26 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
 
 
 def _headlines(items: Sequence[Item], runs: Sequence[str], figures: Sequence[Mapping[str, float]]) -> pages.Part:
-    before, after = ({key: of_run[key] for key in _HEADLINES} for of_run in figures)
+    before, after = ({key: of_run[key] for key in [*FIGURES][:HEADLINES]} for of_run in figures)
     gains = [item.changes[_BY] for item in items]
-    values = shown_figures(after) | {"images that gain": f"{sum(gain > 0 for gain in gains)} of {len(gains)}"}
+    abouts = {one.name: one.about for one in FIGURES.values()}
+    values = [(name, value, abouts[name]) for name, value in shown_figures(after).items()]
+    many = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+    values.append(("images that gain", many, f"of which {FIGURES[_BY].name} is higher"))
     changes = shown_changes(before, after)
     changes["images that gain"] = {"text": f"{sum(gain < 0 for gain in gains)} lose", "tone": ""}
-    about = (
-        f"Figures of {runs[1]}; below each, its change from {runs[0]}. Scores count the pixels of all images together,"
-        f" losses are means over the images. An image gains where its {FIGURES[_BY][0]} is higher."
+    return pages.tiles(
+        values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {_ABOUT_ALL}"
     )
-    return pages.tiles(values, changes=changes, about=about)
+
+
+def _trained(runs: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list[pages.Part]:
+    """Return the table of how two networks were trained, nothing if that is unknown."""
+    if not settings:
+        return []
+    table = pages.table(("setting", *runs), [(name, *values) for name, values in settings.items()], label="Settings")
+    about = "From config.yaml in the folders of the two runs: the seed, and every setting that differs."
+    return [{"kind": "tables", "title": "How the two were trained", "about": about, "tables": [table]}]
 
 
 def _score_tables(
@@ -216,9 +243,11 @@ def _score_tables(
     """Return the scores of both networks and their difference: of all classes, and of each."""
     changes, (before, after) = shown_changes(*figures), map(shown_figures, figures)
     rows: list[Sequence[Any]] = [(name, before[name], after[name], changes[name]) for name in before]
-    tables = [pages.table(("all classes", *runs, "change"), rows, label="Scores of all images", title="All classes")]
+    head = ("score", *runs, "change")
+    terms = rows[HEADLINES:]
+    tables = [pages.table(head, rows[:HEADLINES], label="Scores of all images", title="All classes")]
     for key in ("mean_iou", _BY):
-        name, form, _ = FIGURES[key]
+        name, form, *_ = FIGURES[key]
         of_runs = [total.iou if key == "mean_iou" else total.boundary_f1 for total in totals]
         title = "IoU" if key == "mean_iou" else name
         rows = []
@@ -228,7 +257,12 @@ def _score_tables(
             rows.append(([names[k], to_hex(colors[k])], shown(first, form), shown(second, form), change))
         label, foot = f"{title} of each class", ("mean", before[name], after[name], changes[name])
         tables.append(pages.table(("class", *runs, "change"), rows, label=label, title=label, foot=foot))
-    return tables
+    notes = {one.name: one.about for one in [*FIGURES.values()][HEADLINES:] if one.name in before}
+    whole = pages.table(("term", *head[1:]), terms, label="The loss and its terms", notes=notes)
+    return [
+        {"kind": "tables", "title": "Scores", "tables": tables},
+        {"kind": "tables", "title": "The loss and its terms", "tables": [whole], "folded": True},
+    ]
 
 
 def choose_examples(items: Sequence[Item]) -> dict[str, list[int]]:
@@ -248,7 +282,7 @@ def _examples(
     items: Sequence[Item], runs: Sequence[str], names: Sequence[str], colors: _Array, total: Scores
 ) -> list[pages.Part]:
     """Return the parts of a page about the largest gains, the median and the largest losses."""
-    name = FIGURES[_BY][0]
+    name = FIGURES[_BY].name
     titles = {
         "gains most": f"Where {runs[1]} gains most {name}",
         "median": f"The median image by gain in {name}",
@@ -257,8 +291,8 @@ def _examples(
     keys = [
         [[names[k], to_hex(colors[k])] for k in np.flatnonzero(total.occurs).tolist()],
         [
-            [f"wrong in {runs[0]} only, or less edge loss in {runs[1]}", to_hex(_BETTER)],
-            [f"wrong in {runs[1]} only, or more edge loss", to_hex(_WORSE)],
+            [f"wrong in {runs[0]} only; less edge loss in {runs[1]}", to_hex(_BETTER)],
+            [f"wrong in {runs[1]} only; more edge loss in it", to_hex(_WORSE)],
             ["wrong in both", to_hex(_BOTH)],
             ["ignored", to_hex(VOID)],
         ],
@@ -299,8 +333,7 @@ def _edge_difference(truth: _Array, first: _Array, second: _Array, side: int) ->
     size = [max(1, round(length * min(1.0, side / max(change.shape)))) for length in change.shape]
     up, down = (reduce_blocks(np.maximum, np.nan_to_num(sign * change, nan=0.0), tuple(size)) for sign in (1, -1))
     strongest = np.where(up >= down, up, -down)
-    brightness = np.sign(strongest) * np.sqrt(np.abs(strongest) / most)  # of small changes too
-    colors = CMAP_DIFFERENCE(0.5 + brightness / 2, bytes=True)[..., :3]
-    colors[strongest == 0] = color_bytes(NOTHING)
+    depth = np.sign(strongest) * (0.2 + 0.8 * np.sqrt(np.abs(strongest) / most))  # small changes are seen, too
+    colors = CMAP_DIFFERENCE(0.5 + depth / 2, bytes=True)[..., :3]
     colors[reduce_blocks(np.logical_and, truth < 0, tuple(size))] = color_bytes(VOID)
     return colors, most

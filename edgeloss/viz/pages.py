@@ -20,6 +20,7 @@ from matplotlib.colors import to_hex
 from edgeloss.viz.coloring import CMAP
 from edgeloss.viz.packing import Code
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
+from edgeloss.viz.scores import FIGURES, HEADLINES, shown_figures
 
 Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
 _STYLES = ("base.css", "viewer.css")
@@ -35,6 +36,7 @@ def page(
     *,
     kind: str = "",
     subtitle: str = "",
+    lead: str = "",
     links: Mapping[str, str] | None = None,
     footer: str = "",
 ) -> str:
@@ -47,6 +49,7 @@ def page(
         parts: see the functions below, and :mod:`edgeloss.viz.report`.
         kind: of the page, such as "report": above the title, and after it in the name of the window.
         subtitle: below the title.
+        lead: what the page shows, in a sentence or two.
         links: files next to the page, by the text of the link.
         footer: the last line, after the name and version of the package.
 
@@ -63,6 +66,7 @@ def page(
         "title": title,
         "kind": kind,
         "subtitle": subtitle,
+        "lead": lead,
         "links": [[text, file_link(name)] for text, name in (links or {}).items()],
         "parts": list(parts),
         "footer": " · ".join(filter(None, (f"edgeloss {version('edgeloss')}", footer))),
@@ -101,16 +105,37 @@ def finite(value: float) -> float | None:
 
 
 def tiles(
-    values: Mapping[str, str], title: str = "", changes: Mapping[str, Part] | None = None, about: str = ""
+    values: Iterable[tuple[str, str, str]],
+    *,
+    title: str = "",
+    changes: Mapping[str, Part] | None = None,
+    about: str = "",
+    more: Iterable[tuple[str, str, str]] = (),
 ) -> Part:
-    """Return headline figures, by name, how much they changed, and a line about them."""
+    """Return headline figures.
+
+    Args:
+        values: name, value and what it is, in a line; of those that are shown large.
+        title: of the group.
+        changes: how much some of them changed, by name, as :func:`edgeloss.viz.scores.shown_change` returns it.
+        about: a line about all.
+        more: figures that are folded, in the form of the values.
+    """
     return {
         "kind": "tiles",
         "title": title,
-        "values": list(values.items()),
+        "values": list(values),
         "changes": dict(changes or {}),
         "about": about,
+        "more": list(more),
     }
+
+
+def figure_tiles(figures: Mapping[str, float], *, about: str = "") -> Part:
+    """Return the figures of an image by key of :data:`edgeloss.viz.scores.FIGURES`, all but the first ones folded."""
+    abouts = {one.name: one.about for one in FIGURES.values()}
+    shown = [(name, value, abouts[name]) for name, value in shown_figures(figures).items()]
+    return tiles(shown[:HEADLINES], about=about, more=shown[HEADLINES:])
 
 
 def table(
@@ -120,10 +145,19 @@ def table(
     label: str,
     foot: Sequence[Any] | None = None,
     title: str = "",
+    notes: Mapping[str, str] | None = None,
 ) -> Part:
     """Return a table that its columns sort.
 
     A cell is text, a change as :func:`edgeloss.viz.scores.shown_change` returns it, or the first of a row a list of a
-    name and its color.
+    name and its color. The notes are lines below the table: what its names mean.
     """
-    return {"kind": "table", "title": title, "head": list(head), "rows": list(rows), "label": label, "foot": foot}
+    return {
+        "kind": "table",
+        "title": title,
+        "head": list(head),
+        "rows": list(rows),
+        "label": label,
+        "foot": foot,
+        "notes": list((notes or {}).items()),
+    }

@@ -76,8 +76,8 @@ def panel(
 
     Returns:
         The figure. The axes of each image are image, ground truth, prediction, errors, then cross-entropy, edge map,
-        gradient, gradient of the region term unless its weight is 0 and, with ``terms``, same side and other side, each
-        followed by its color bar.
+        with ``terms`` same side and other side, gradient, and gradient of the region term unless its weight is 0, each
+        followed by its color bar. Maps begin a row of their own, unless all pictures of an image are in one.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another
@@ -112,7 +112,8 @@ def draw_panel(
         raise ValueError(
             f"width: expected at least {NARROWEST_FIGURE:.2g} inches, but got {width}; pass 3.3 for a column, or None"
         )
-    maps = color_maps(arrays, MAPS + tuple(term.name for term in EDGE_TERMS) * terms)
+    sides = tuple(term.name for term in EDGE_TERMS) * terms
+    maps = color_maps(arrays, (*MAPS[:2], *sides, *MAPS[2:]))  # losses, then gradients
     blocks = []
     for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
         borders = find_borders(truth) if contours else None

@@ -18,10 +18,11 @@ from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
 from edgeloss.viz.coloring import ColoredMap, Look, color_maps, read_look
 from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
-from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_figures, sum_by_class, worst_places
+from edgeloss.viz.scores import FIGURES, mistakes, shown, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
+_LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 
@@ -124,6 +125,7 @@ def draw_report(
         [viewer],
         kind="report",
         subtitle=f"{size} pixels · {arrays.classes} classes",
+        lead=_LEAD,
         links=links,
         footer=_footer(bits, examined),
     )
@@ -148,7 +150,7 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.tiles(shown_figures(arrays.figures)),
+        "tiles": pages.figure_tiles(arrays.figures),
         "table": _table(arrays, names, colors),
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
@@ -189,12 +191,18 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
     columns = {
         "pixels": [str(n) for n in scores.pixels],
         "IoU": [shown(value, ".1%") for value in scores.iou],
-        FIGURES["boundary_f1_1px"][0]: [shown(value, ".1%") for value in scores.boundary_f1],
+        FIGURES["boundary_f1_1px"].name: [shown(value, ".1%") for value in scores.boundary_f1],
         "cross-entropy": [shown(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
-        **{FIGURES[name][0]: [shown(value, ".3f") for value in values] for name, values in means.items()},
+        **{FIGURES[name].name: [shown(value, ".3f") for value in values] for name, values in means.items()},
         "share of edge loss": [shown(value, ".1%") for value in arrays.edge_shares[0]],
     }
     occurring = np.flatnonzero(scores.occurs).tolist()
     rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]
-    return pages.table(("class", *columns), rows, label="Scores and mean terms of each class")
+    notes = {FIGURES[name].name: FIGURES[name].about for name in means}
+    notes |= {"edge pixels": "pixels of the class with another label next to them"}
+    notes |= {
+        "share of edge loss": "the part of the focused edges of the image that comes from the class; all add up to 100%"
+    }
+    label = "Scores and mean terms of each class"
+    return pages.table(("class", *columns), rows, label=label, notes=notes)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.colors import to_hex
 
@@ -18,30 +18,78 @@ from edgeloss.viz.coloring import ColoredMap, Look, color_maps, map_to_rgb, pict
 from edgeloss.viz.palette import LOUD, NOTHING, VOID, WRONG
 from edgeloss.viz.panel import MAPS
 from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_picture, photograph, picture, side_for
+from edgeloss.viz.scores import FIGURES, shown_change, shown_figures
 from edgeloss.viz.scores import shown as shown_number
-from edgeloss.viz.scores import shown_change, shown_figures
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
-_SCORES = ("val/miou", "val/boundary_iou", *_F1)  # that are compared between the best and the last epoch
+_SCORES = (_F1[0], "val/miou", "val/boundary_iou", *_F1[1:])  # that are compared between the best and the last epoch
 _TERMS = ("cross_entropy", "edge_focused", "region")  # that add up to the loss
 
-# Titles of the pictures, and the figures that each shows if the run has them.
-_CURVES = (
-    ("Loss", ("train/loss", "val/loss")),
-    ("Terms in training, times their weights", tuple(f"train/{name}" for name in _TERMS)),
-    ("Terms in validation, times their weights", tuple(f"val/{name}" for name in _TERMS)),
-    ("Edge terms in validation, before the focus", ("val/same_side", "val/other_side")),
-    ("IoU in validation", ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")),
-    ("Boundary F1 in validation", _F1),
-    ("Accuracy in validation", ("val/accuracy", "val/edge_accuracy", "val/interior_accuracy")),
-    (
-        "Share of each term in the gradient",
-        tuple(f"train/gradient_share/{name}" for name in ("cross_entropy", "edge", "region")),
+
+class Curves(NamedTuple):
+    """A picture of curves.
+
+    Attributes:
+        title: of it.
+        about: what it shows, in a line.
+        keys: the figures that it shows if the run has them.
+    """
+
+    title: str
+    about: str
+    keys: tuple[str, ...]
+
+
+_IOUS = ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")
+_SHARES = tuple(f"train/gradient_share/{name}" for name in ("cross_entropy", "edge", "region"))
+# By the title of a group.
+_CURVES = {
+    "Scores of the validation images": (
+        Curves("Boundary F1", "borders within 1, 3 or 5 pixels of the true ones", _F1),
+        Curves("IoU", "overlap with the true areas: of all pixels, and near borders alone", _IOUS),
+        Curves(
+            "Accuracy",
+            "pixels that are right: of all, at edges and off them",
+            ("val/accuracy", "val/edge_accuracy", "val/interior_accuracy"),
+        ),
     ),
-    ("Learning rate", ("lr",)),
-    ("Weight of the edge terms", ("edge_weight", "train/edge_focus", "val/edge_focus")),
+    "The loss and its terms": (
+        Curves(
+            "Loss",
+            "the sum of the terms; where validation rises again, the network overfits",
+            ("train/loss", "val/loss"),
+        ),
+        Curves(
+            "Terms in training, times their weights",
+            "what each adds to the loss, on a log scale",
+            tuple(f"train/{name}" for name in _TERMS),
+        ),
+        Curves(
+            "Terms in validation, times their weights",
+            "the same of the validation images",
+            tuple(f"val/{name}" for name in _TERMS),
+        ),
+    ),
+    "What drives the training": (
+        Curves(
+            "Edge terms before the focus",
+            "in validation: neighbors of the same class, and of another one",
+            ("val/same_side", "val/other_side"),
+        ),
+        Curves(
+            "Weight of the edge terms",
+            "edge focus falls as edges are learned",
+            ("edge_weight", "train/edge_focus", "val/edge_focus"),
+        ),
+        Curves("Share of each term in the gradient", "which term moves the network", _SHARES),
+        Curves("Learning rate", "of the optimizer", ("lr",)),
+    ),
+}
+_LEAD = (
+    "One training: its scores on the validation images after each epoch, what its loss consists of, the scores of each"
+    " class, and the images where the network is most wrong at edges."
 )
 _NAMES = {
     "train/loss": "training, mean of the steps",
@@ -49,6 +97,17 @@ _NAMES = {
     "lr": "learning rate",
     "train/edge_focus": "edge focus, training",
     "val/edge_focus": "edge focus, validation",
+    "train/gradient_share/edge": "edge terms",
+    "val/accuracy": "all pixels",
+    "val/edge_accuracy": "edge pixels",
+    "val/interior_accuracy": "other pixels",
+    "val/boundary_iou_narrow": "boundary IoU, narrow",
+    "val/trimap_iou_3": "IoU within 3 px of a border",
+}
+_ABOUT = {
+    "val/miou": FIGURES["mean_iou"].about,
+    "val/boundary_iou": "IoU of the bands along borders",
+    **{key: f"borders within {key[-1]} px of the true ones" for key in _F1},
 }
 
 
@@ -118,10 +177,10 @@ def write_run_page(
     if not history:
         raise ValueError("history: expected at least one epoch, but got none")
     metric, chosen = best_epoch(history) if best is None else best
-    curves, constant = _curves(history, weights or {})
+    groups, constant = _curves(history, weights or {}, chosen)
     parts = [
-        *_headlines(chosen, history[-1], metric),
-        {"kind": "curves", "curves": curves},
+        _headlines(chosen, history[-1], metric),
+        *groups,
         {"kind": "note", "text": f"Constant, and not drawn: {'; '.join(constant)}." if constant else ""},
         {"kind": "tables", "title": "Classes in validation", "tables": _classes(chosen, history[-1], classes)},
         *_images(worst, chosen, history[-1]),
@@ -132,6 +191,7 @@ def write_run_page(
         parts,
         kind="run",
         subtitle=_about(history),
+        lead=_LEAD,
         footer="point at a curve, or press the arrow keys, to read the values of an epoch",
     )
     path = folder / "report.html"
@@ -159,39 +219,42 @@ def _epochs(best: Row, last: Row) -> dict[str, Row]:
     return {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
 
 
-def _headlines(best: Row, last: Row, metric: str) -> list[pages.Part]:
-    """Return the scores after the best and after the last epoch, with what the last has more than the best."""
+def _headlines(best: Row, last: Row, metric: str) -> pages.Part:
+    """Return the scores after the best epoch, and those after the last with what they have more."""
     keys = [key for key in _SCORES if best.get(key) is not None and last.get(key) is not None]
-    tiles = []
-    for title, row in _epochs(best, last).items():
-        values = {_words(key.removeprefix("val/")): shown(key, row[key]) for key in keys}
-        changes = {} if row is best else {key: shown_change(best[key], row[key], "%", is_score=True) for key in keys}
-        named = {_words(key.removeprefix("val/")): change for key, change in changes.items()}
-        by = f", by {_words(metric.rpartition('/')[2])}" if "best" in title else ""
-        tiles.append(pages.tiles(values, f"{title[0].upper()}{title[1:]}{by}", named))
-    return tiles
+    values = [(_name(key), shown(key, best[key]), _ABOUT[key]) for key in keys]
+    title, *others = _epochs(best, last)
+    changes = {}
+    for key in keys if others else []:
+        change = shown_change(best[key], last[key], "%", is_score=True)
+        text = f"epoch {last['epoch']}: {shown(key, last[key])} ({change['text']})"
+        changes[_name(key)] = change | {"text": text}
+    by = f", by {_words(metric.rpartition('/')[2])}" if "best" in title else ""
+    return pages.tiles(values, title=f"Validation after {title}{by}", changes=changes)
 
 
-def _curves(history: Sequence[Row], weights: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the curves to draw, and the names and values of those that never change."""
-    drawn, constant = [], []
-    for title, keys in _CURVES:
-        is_weighted, series = keys[0].endswith("/cross_entropy") and "share" not in keys[0], []
-        for key in keys:
-            name = key.rpartition("/")[2]
-            factor = weights.get(name, 1.0) if is_weighted else 1.0
-            values = [None if row.get(key) is None else factor * row[key] for row in history]
-            measured = [value for value in values if value is not None]
-            name = _NAMES.get(key, _words(name))
-            if len(measured) > 1 and len(set(measured)) == 1:
-                constant.append(f"{title}, {name}: {shown(key, measured[0])}")
-            elif measured:
-                series.append({"name": name, "values": values})
-        if series:
-            epochs = [row["epoch"] for row in history]
-            kind = {"share": is_share(keys[0]), "log": is_weighted}
-            drawn.append({"title": title, **kind, "epochs": epochs, "series": series})
-    return drawn, constant
+def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Row) -> tuple[list[pages.Part], list[str]]:
+    """Return the groups of curves to draw, and the names and values of those that never change."""
+    groups, constant = [], []
+    epochs = [row["epoch"] for row in history]
+    for group, pictures in _CURVES.items():
+        drawn = []
+        for title, about, keys in pictures:
+            is_weighted, series = keys[0].endswith("/cross_entropy") and "share" not in keys[0], []
+            for key in keys:
+                factor = weights.get(key.rpartition("/")[2], 1.0) if is_weighted else 1.0
+                values = [None if row.get(key) is None else factor * row[key] for row in history]
+                measured = [value for value in values if value is not None]
+                if len(measured) > 1 and len(set(measured)) == 1:
+                    constant.append(f"{title}, {_name(key)}: {shown(key, measured[0])}")
+                elif measured:
+                    series.append({"name": _name(key), "values": values})
+            if series:
+                kind = {"share": is_share(keys[0]), "log": is_weighted, "epochs": epochs, "best": best["epoch"]}
+                drawn.append({"title": title, "about": about, **kind, "series": series})
+        if drawn:
+            groups.append({"kind": "curves", "title": group, "curves": drawn})
+    return groups, constant
 
 
 def _classes(best: Row, last: Row, classes: Sequence[str]) -> list[pages.Part]:
@@ -255,11 +318,22 @@ def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.
     low, high = (10**end if colored.kind.log else end for end in (colored.low, colored.high))
     scale = f"{low:.2g} to {high:.2g} {colored.kind.unit}".strip()
     small = [max(1, round(length * min(1.0, side / max(shape)))) for length in shape]
-    return picture(map_to_rgb(colored, 0, (small[0], small[1])), side, f"{colored.kind.name}, blue to yellow: {scale}")
+    return picture(
+        map_to_rgb(colored, 0, (small[0], small[1])),
+        side,
+        f"{colored.kind.name}: {colored.kind.about}; blue to yellow, {scale}",
+    )
+
+
+def _name(key: str) -> str:
+    """Return how a figure is named."""
+    return _NAMES.get(key, _words(key.rpartition("/")[2]))
 
 
 def _words(name: str) -> str:
     """Return the name of a figure in words."""
+    if name in FIGURES:
+        return FIGURES[name].name
     words = re.sub(r" (\d+)$", r", \1 px", name.replace("_", " ").replace("miou", "mean iou"))
     for before, after in {"cross entropy": "cross-entropy", "iou": "IoU", "f1": "F1"}.items():
         words = words.replace(before, after)

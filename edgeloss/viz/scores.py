@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from edgeloss._checks.options import TERMS
+from edgeloss._checks.options import EDGE_TERMS
 from edgeloss.metrics.counts import boundary_f1_counts, score_f1
 from edgeloss.metrics.measure import LabelMaps
 
@@ -20,18 +20,49 @@ BORDER_RADIUS = 1  # pixels, the tolerance of boundary F1
 _PLACES = 6  # the worst ones
 _MISTAKES = 6  # the most frequent ones
 _PART = 2**20  # labels that are counted together: np.bincount copies them
-# Figures of an image by key: name, format, and whether the lowest is the worst, as of a score.
-FIGURES = {
-    "loss": ("loss", "#.4g", False),
-    "mean_iou": ("mean IoU", ".1%", True),
-    "boundary_f1_1px": (f"boundary F1, {BORDER_RADIUS} px", ".1%", True),
-    "pixel_accuracy": ("pixel accuracy", ".1%", True),
-    **{term.name: (term.title, "#.4g", False) for term in TERMS},
-    "edge": ("edge loss", "#.4g", False),
-    "edge_focused": ("focused edges", "#.4g", False),
-    "edge_focus": ("edge focus", ".1%", False),
-    "edge_fraction": ("edge pixels", ".1%", False),
+
+
+class Figure(NamedTuple):
+    """What is known of a figure of an image without its value.
+
+    Attributes:
+        name: to be shown.
+        form: the format of its value.
+        is_score: the lowest is the worst, and nan means that it has no value.
+        about: what it is, in one line.
+    """
+
+    name: str
+    form: str
+    is_score: bool
+    about: str
+
+
+_SIDES_ABOUT = {
+    "same_side": "at edges: how far neighbors of the same class miss it, in nats",
+    "other_side": "at edges: how far neighbors of another class take it on, in nats",
 }
+# By key, what counts first: the first HEADLINES of them are shown large.
+FIGURES = {
+    "boundary_f1_1px": Figure(
+        f"boundary F1, {BORDER_RADIUS} px", ".1%", True, f"borders within {BORDER_RADIUS} pixel of the true ones"
+    ),
+    "mean_iou": Figure("mean IoU", ".1%", True, "overlap of predicted and true areas, mean of the classes"),
+    "pixel_accuracy": Figure("pixel accuracy", ".1%", True, "share of the labeled pixels that are right"),
+    "edge": Figure("edge loss", "#.4g", False, "how wrong the pixels along edges and their neighbors are, in nats"),
+    "loss": Figure("loss", "#.4g", False, "what training minimizes: all terms times their weights"),
+    "cross_entropy": Figure("cross-entropy", "#.4g", False, "of each pixel by its label, mean of all, in nats"),
+    **{term.name: Figure(term.title, "#.4g", False, _SIDES_ABOUT[term.name]) for term in EDGE_TERMS},
+    "region": Figure("region term", "#.4g", False, "small regions: 0 as labeled, 1 unrelated, 2 inverted"),
+    "edge_focused": Figure("focused edges", "#.4g", False, "what the loss counts of the edge loss, after the focus"),
+    "edge_focus": Figure(
+        "edge focus", ".1%", False, "weight of the edge terms: 100% at first, less as edges are learned"
+    ),
+    "edge_fraction": Figure(
+        "edge pixels", ".1%", False, "share of the labeled pixels that have another label next to them"
+    ),
+}
+HEADLINES = 4
 
 
 class Scores(NamedTuple):
@@ -148,8 +179,8 @@ def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
     A score of nan has no value, but a loss is not finite.
     """
     return {
-        name: shown(figures[key], form) if is_score else format(figures[key], form).rstrip(".")
-        for key, (name, form, is_score) in FIGURES.items()
+        one.name: shown(figures[key], one.form) if one.is_score else format(figures[key], one.form).rstrip(".")
+        for key, one in FIGURES.items()
         if key in figures
     }
 
@@ -167,8 +198,8 @@ def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> di
     """Return how figures of an image change, by their names."""
     changes = {}
     for key, value in after.items():
-        name, form, is_score = FIGURES[key]
-        changes[name] = shown_change(before[key], value, form, is_score=is_score)
+        one = FIGURES[key]
+        changes[one.name] = shown_change(before[key], value, one.form, is_score=one.is_score)
     return changes
 
 

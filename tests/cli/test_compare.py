@@ -57,11 +57,14 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
         ["b"],
     ]
     assert "Chosen by a rule among all 3 images" in parts_of(page, "heading")[0]["about"]
-    (tables,) = parts_of(page, "tables")
+    tables, terms = parts_of(page, "tables")  # a network that nobody knows has no settings
     whole, iou, f1 = tables["tables"]
-    assert [table["head"] for table in (whole, iou, f1)] == [
-        [first, "preds", "better", "change"] for first in ("all classes", "class", "class")
+    assert [table["head"] for table in (whole, iou, f1, *terms["tables"])] == [
+        [first, "preds", "better", "change"] for first in ("score", "class", "class", "term")
     ]
+    (of_terms,) = terms["tables"]
+    assert terms["folded"]
+    assert [name for name, _ in of_terms["notes"]] == [row[0] for row in of_terms["rows"]]
     for table in (iou, f1):
         assert [row[0][0] for row in table["rows"]] == ["0", "1", "2"]
         for _, first, second, change in [*table["rows"], table["foot"]]:
@@ -69,7 +72,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
             assert float(change["text"].replace("−", "-")) == pytest.approx(difference, abs=0.11)
             assert change["tone"] == ("better" if difference > 0.1 else "worse" if difference < -0.1 else "")
     (tiles,) = parts_of(page, "tiles")
-    assert dict(tiles["values"])["images that gain"] == "1 of 3"
+    assert [value for name, value, _ in tiles["values"] if name == "images that gain"] == ["1 of 3"]
     assert tiles["changes"]["images that gain"]["text"] == "1 lose"
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
@@ -119,6 +122,29 @@ def test_many_images_have_smaller_pictures(run: Run, folders: Path, two: list[ob
         assert (item["photo"], item["figures"][0]["caption"]) == ("", "no image given")
 
 
+def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path, two: list[object]) -> None:
+    """A configuration is read as text: a class that it names is not imported."""
+    for name, weight in (("one", 0.0), ("other", 1.0)):
+        (folders / name).mkdir()
+        (folders / ("preds" if name == "one" else "better")).rename(folders / name / "labels")
+        config = (
+            f"seed_everything: 3\ntrainer:\n  default_root_dir: /{name}\nmodel:\n  loss:\n    class_path: os.abort\n"
+        )
+        config += f"    init_args:\n      edge_weight: {weight}\n      radius:\n      - 1\n      - 2\n"
+        (folders / name / "config.yaml").write_text(config)
+        (folders / name / "metrics.json").write_text(json.dumps({"epochs": [{"epoch": 1}, {"epoch": 2}]}))
+    words = ["compare", folders / "one" / "labels", folders / "other" / "labels", "--mask", folders / "masks"]
+    output = folders / "compare.html"
+    assert run(*words, "-o", output).code == 0
+    (table,) = parts_of(output.read_text("utf-8"), "tables")[0]["tables"]
+    assert table["head"] == ["setting", "one", "other"]
+    rows = [["seed_everything", "3", "3"], ["epochs", "2", "2"], ["model.loss.edge_weight", "0.0", "1.0"]]
+    assert table["rows"] == rows
+    (folders / "one" / "metrics.json").write_text("[]")  # no run
+    assert run(*words, "-o", output).code == 0
+    assert parts_of(output.read_text("utf-8"), "tables")[0]["title"] == "Scores"
+
+
 def test_names_in_one_alone_can_be_skipped(run: Run, folders: Path, two: list[object]) -> None:
     (folders / "better" / "b.pt").unlink()
     ran = run(*two, "-o", folders / "compare.html", "--skip-missing", "--json")
@@ -139,7 +165,7 @@ def test_images_may_have_other_classes(run: Run, folders: Path) -> None:
     output = folders / "compare.html"
     ran = run("compare", folders / "x", folders / "y", "--mask", masks, "-o", output)
     assert ran.code == 0, ran.err
-    (tables,) = parts_of(output.read_text("utf-8"), "tables")
+    tables, _ = parts_of(output.read_text("utf-8"), "tables")
     assert [row[0][0] for row in tables["tables"][1]["rows"]] == ["0", "1", "2"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,7 @@ def worst() -> list[tuple[str, Any, Any]]:
 
 def curves_of(path: Path) -> dict[tuple[str, str], list[float | None]]:
     """Return the values of each curve of a page, by title and name."""
-    (part,) = parts_of(path.read_text("utf-8"), "curves")
-    curves = part["curves"]
+    curves = [curve for part in parts_of(path.read_text("utf-8"), "curves") for curve in part["curves"]]
     assert all(curve["epochs"] == [1, 2, 4] for curve in curves)
     return {(curve["title"], one["name"]): one["values"] for curve in curves for one in curve["series"]}
 
@@ -68,16 +68,16 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     drawn = curves_of(path)
     assert drawn["Loss", "training, mean of the steps"] == [row["train/loss"] for row in history]
     assert drawn["Loss", "validation, after the epoch"] == [row["val/loss"] for row in history]
-    assert drawn["IoU in validation", "mean IoU"] == [0.1, None, 0.4]
-    assert drawn[TERMS[0], "region"] == [400.0, 350.0, 325.0]
-    assert drawn[TERMS[1], "edge focused"] == [1.5, 1.25, 1.125]
+    assert drawn["IoU", "mean IoU"] == [0.1, None, 0.4]
+    assert drawn[TERMS[0], "region term"] == [400.0, 350.0, 325.0]
+    assert drawn[TERMS[1], "focused edges"] == [1.5, 1.25, 1.125]
     assert drawn["Learning rate", "learning rate"] == [0.01, 0.005, 0.0025]
     assert "boundary F1, 1 px" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
     (note,) = parts_of(path.read_text("utf-8"), "note")
     assert note["text"].startswith("Constant, and not drawn: ")
     assert "Weight of the edge terms, edge weight: 0.5" in note["text"]
-    assert "Share of each term in the gradient, edge: 33.3%" in note["text"]
+    assert "Share of each term in the gradient, edge terms: 33.3%" in note["text"]
 
 
 def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
@@ -89,12 +89,16 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert best_epoch(history, "nothing") == ("val/miou", history[2])
     assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
     page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
-    first, last = parts_of(page, "tiles")
-    assert (first["title"], last["title"]) == ("Epoch 1, the best, by boundary F1, 1 px", "Epoch 3, the last")
-    scores = "mean IoU", "boundary IoU", "boundary F1, 1 px"
-    assert dict(first["values"]) == dict(zip(scores, ("35.0%", "17.5%", "62.0%"), strict=True))
-    assert dict(last["values"]) == dict(zip(scores, ("42.0%", "21.0%", "60.0%"), strict=True))
-    assert [last["changes"][name]["text"] for name in scores] == ["+7.0", "+3.5", "−2.0"]
+    (tiles,) = parts_of(page, "tiles")
+    assert tiles["title"] == "Validation after epoch 1, the best, by boundary F1, 1 px"
+    scores = "boundary F1, 1 px", "mean IoU", "boundary IoU"
+    assert [(name, value) for name, value, _ in tiles["values"]] == [
+        *zip(scores, ("62.0%", "35.0%", "17.5%"), strict=True)
+    ]
+    after = "epoch 3: 60.0% (−2.0)", "epoch 3: 42.0% (+7.0)", "epoch 3: 21.0% (+3.5)"
+    assert [tiles["changes"][name]["text"] for name in scores] == [*after]
+    assert [tiles["changes"][name]["tone"] for name in scores] == ["worse", "better", "better"]
+    assert {curve["best"] for part in parts_of(page, "curves") for curve in part["curves"]} == {1}
     (tables,) = parts_of(page, "tables")
     assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
 
@@ -113,7 +117,7 @@ def test_pictures_say_which_epoch_they_are_of_and_markup_is_text(tmp_path: Path)
     assert [row["name"] for row in figures["rows"]] == [HOSTILE, "plain"]
     for row in figures["rows"]:
         assert row["about"].startswith("epoch 2 · edge loss ")
-        captions = [figure["caption"].partition(",")[0] for figure in row["figures"]]
+        captions = [re.split("[,:]", figure["caption"])[0] for figure in row["figures"]]
         labels, losses = ["no image given", "ground truth", "prediction", "wrong pixels"], ["cross-entropy", "edge map"]
         assert captions == [*labels, *losses, "|gradient|", "|region gradient|"]
         encoded = row["figures"][3]["source"].removeprefix("data:image/png;base64,")
@@ -146,17 +150,18 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert texts(".subtitle") == [
         "4 epochs · 0:02:40 of training · 12.5 images per second · 2 steps skipped, not finite"
     ]
-    assert texts("header h2") == ["Epoch 2, the best, by mean IoU", "Epoch 4, the last"]
-    assert texts("header dd") == ["75.0%", "37.5%", "40.0% −35.0", "20.0% −17.5"]
+    assert texts("header h2") == ["Validation after epoch 2, the best, by mean IoU"]
+    assert texts("header dd:not(.what)") == ["75.0% epoch 4: 40.0% (−35.0)", "37.5% epoch 4: 20.0% (−17.5)"]
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
-    assert texts(".curves h3") == ["Loss", *TERMS, "IoU in validation", "Learning rate"]
+    assert texts(".curves h3") == ["IoU", "Loss", *TERMS, "Learning rate"]
+    assert texts(".curves svg .best + text") == ["best"] * 5
     assert len(texts(".curves path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
-    assert texts(".curves li")[0] == "training, mean of the steps 0.25"
-    script = "return [...findAll('.curves svg')[1].querySelectorAll('path[style]')].map((one) => one.getBBox().height)"
+    assert texts(".curves li")[2] == "training, mean of the steps 0.25"
+    script = "return [...findAll('.curves svg')[2].querySelectorAll('path[style]')].map((one) => one.getBBox().height)"
     heights = page.execute_script(script)
     assert min(heights) > max(heights) / 4  # a small term is not flattened by a large one
-    page.find_element("css selector", ".curves svg").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert texts(".curves li")[0] == "training, mean of the steps 0.5 in epoch 2"
+    page.find_elements("css selector", ".curves svg")[1].send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert texts(".curves li")[2] == "training, mean of the steps 0.5 in epoch 2"
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
     assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 1 px"]
     rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
@@ -172,5 +177,6 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     widths = page.execute_script("return findAll('.figures img').map((one) => one.naturalWidth)")
     assert set(widths) == {24}
     page = browse(write_run_page(tmp_path, history[:1], CLASSES, []))
-    titles = ["Epoch 1, best and last, by mean IoU", "Curves", "Classes in validation", "epoch 1, best and last"]
+    titles = ["Validation after epoch 1, best and last, by mean IoU", "Scores of the validation images"]
+    titles += ["The loss and its terms", "What drives the training", "Classes in validation", "epoch 1, best and last"]
     assert texts("h2, .tables h3") == titles

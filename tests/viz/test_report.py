@@ -16,6 +16,8 @@ from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.packing import Code
 from edgeloss.viz.scores import compute_scores, mistakes, shown_figures, worst_places
 
+HEADLINES = ["boundary F1, 1 px", "mean IoU", "pixel accuracy", "edge loss"]
+
 
 def test_the_page_holds_the_maps() -> None:
     logits, target = patches(batch=2)
@@ -113,8 +115,14 @@ def test_tiles_and_tables_are_those_of_each_image() -> None:
     for at, image in enumerate(carried(page)["images"]):
         alone = compute_arrays(logits[at], target[at])
         scores = compute_scores(alone.target, alone.prediction, 3)
-        assert dict(image["tiles"]["values"]) == shown_figures(alone.terms | scores.means)
-        assert {"boundary F1, 1 px", "region term"} <= dict(image["tiles"]["values"]).keys()
+        tiles = image["tiles"]
+        figures = {name: value for name, value, _ in (*tiles["values"], *tiles["more"])}
+        assert figures == shown_figures(alone.terms | scores.means)
+        assert [name for name, *_ in tiles["values"]] == HEADLINES
+        assert "region term" in [name for name, *_ in tiles["more"]]
+        assert all(about for *_, about in (*tiles["values"], *tiles["more"]))
+        explained = {name for name, _ in image["table"]["notes"]}
+        assert {"share of edge loss", "edge loss"} <= explained <= set(image["table"]["head"])
         labels = logits[at : at + 1].argmax(1)
         f1 = boundary_f1(labels, target[at : at + 1], 3, ignore_index=-100, radius=1, average="none")
         np.testing.assert_allclose(scores.boundary_f1, f1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -30,6 +31,7 @@ COMMANDS = re.compile(r"^```\n(?=(?:edgeloss|make|pip|python) )", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./|(?=docs/))[^)#\s]*)([^)\s]*)\)")
 ROW = re.compile(r"^\|.*", re.MULTILINE)
 BETWEEN_NUMBERS = re.compile(r"(?<=[\d,×±]) (?=[-\d×±])")
+WIDE = 1.6  # the width of a picture to its height, from which its text would be too small on a narrow screen
 PICTURE = re.compile(r'<img [^>]*src="([^"]*images/([^"/]+))\.png"[^>]*>')
 
 
@@ -86,12 +88,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show the version for narrow screens of the pictures that have one."""
+    """Show the version for narrow screens of the pictures that have one, and mark the wide ones that have none."""
 
     def picture(match: re.Match[str]) -> str:
         image, path, name = match.group(0, 1, 2)
+        width, height = struct.unpack(">II", (ROOT / "docs" / "images" / f"{name}.png").read_bytes()[16:24])
+        image = image.replace("<img ", f'<img width="{width}" height="{height}" ')
         if not (ROOT / "docs" / "images" / f"{name}-narrow.png").exists():
-            return image
+            wide = f'<img class="wide" style="--aspect: {width / height:.3f}" '
+            return image.replace("<img ", wide) if width > WIDE * height else image
         source = f'<source media="(max-width: 44rem)" srcset="{path}-narrow.png">'
         return f"<picture>{source}{image}</picture>"
 

@@ -1,6 +1,6 @@
 // Curves over the epochs of a run; the values of an epoch are shown under the pointer, or by the arrow keys.
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [360, 180, 46, 12, 8, 22];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [196, 46, 12, 14, 22];
 
 // Round steps, about four of them, from 0 or from the lowest value where 0 is far.
 const ticksOf = (low, high, count = 4) => {
@@ -25,7 +25,7 @@ const logTicksOf = (low, high) => {
 const pathOf = (xs, ys) =>
   ys.map((y, k) => (y === null ? "" : `${k && ys[k - 1] !== null ? "L" : "M"}${xs[k].toFixed(1)} ${y.toFixed(1)}`)).join("");
 
-const drawCurves = (card, { title, share, log, epochs, series }) => {
+const drawCurves = (card, { title, about, share, log, epochs, best, series }) => {
   const drawn = (value) => value !== null && (!log || value > 0);
   const values = series.flatMap((one) => one.values).filter(drawn);
   if (!values.length) return;
@@ -34,31 +34,46 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
   const shown = (value) => (share || value === null ? percent(value) : Math.abs(value) < 1e-3 ? number(value) : Number(value.toPrecision(4)).toString());
   const [low, high] = [ticks[0], ticks[ticks.length - 1]];
   const [first, last] = [epochs[0], epochs[epochs.length - 1]];
-  const across = (epoch) => LEFT + ((epoch - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
   const scaled = log ? Math.log10 : (value) => value;
   const part = (value) => (scaled(value) - scaled(low)) / (scaled(high) - scaled(low) || 1);
   const up = (value) => (drawn(value) ? HEIGHT - BOTTOM - part(value) * (HEIGHT - TOP - BOTTOM) : null);
   const label = (text, x, y, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
-  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0 });
+  const chart = svg("svg", { role: "img", tabindex: 0 });
   const names = series.map(({ name, values: all }) => `${name} from ${shown(all.find((v) => v !== null))} to ${shown(all.findLast((v) => v !== null))}`);
   chart.setAttribute("aria-label", `${title} by epoch: ${names.join("; ")}`);
-  for (const tick of ticks) {
-    chart.append(svg("path", { class: "grid", d: `M${LEFT} ${up(tick)}H${WIDTH - RIGHT}` }));
-    chart.append(label(share ? `${Number((100 * tick).toPrecision(6))}%` : String(Number(tick.toPrecision(6))), LEFT - 6, up(tick) + 4, "end"));
-  }
-  const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
-  for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
-  chart.append(label("epoch", LEFT - 8, HEIGHT - 6, "end"));
-  const xs = epochs.map(across);
-  series.forEach((one, k) => {
-    const ys = one.values.map(up);
-    chart.append(svg("path", { d: pathOf(xs, ys), style: `stroke: var(--series-${k})` }));
-    if (epochs.length < 40)
-      ys.forEach((y, at) => y !== null && chart.append(svg("circle", { cx: xs[at], cy: y, r: 2.2, style: `fill: var(--series-${k})` })));
-  });
   const now = svg("path", { class: "now" });
-  const entries = series.map((_, k) => element("li"));
-  chart.append(now);
+  const entries = series.map(() => element("li"));
+
+  // Drawn in the width that it is shown in: its text has one size.
+  let [width, xs] = [0, []];
+  const draw = (wide) => {
+    if (wide === width) return;
+    width = wide;
+    const across = (epoch) => LEFT + ((epoch - first) / (last - first || 1)) * (width - LEFT - RIGHT);
+    xs = epochs.map(across);
+    chart.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    chart.replaceChildren();
+    for (const tick of ticks) {
+      chart.append(svg("path", { class: "grid", d: `M${LEFT} ${up(tick)}H${width - RIGHT}` }));
+      chart.append(label(share ? `${Number((100 * tick).toPrecision(6))}%` : String(Number(tick.toPrecision(6))), LEFT - 6, up(tick) + 4, "end"));
+    }
+    const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
+    for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
+    chart.append(label("epoch", LEFT - 8, HEIGHT - 6, "end"));
+    if (epochs.length > 1) {
+      const anchor = across(best) < LEFT + 12 ? "start" : across(best) > width - RIGHT - 12 ? "end" : "middle";
+      chart.append(svg("path", { class: "best", d: `M${across(best)} ${TOP}V${HEIGHT - BOTTOM}` }), label("best", across(best), TOP - 3, anchor));
+    }
+    series.forEach((one, k) => {
+      const ys = one.values.map(up);
+      chart.append(svg("path", { d: pathOf(xs, ys), style: `stroke: var(--series-${k})` }));
+      if (epochs.length < 40)
+        ys.forEach((y, at) => y !== null && chart.append(svg("circle", { cx: xs[at], cy: y, r: 2.2, style: `fill: var(--series-${k})` })));
+    });
+    chart.append(now);
+  };
+  draw(360);
+  new ResizeObserver(() => draw(Math.max(chart.clientWidth, 200))).observe(chart);
 
   let at = epochs.length - 1;
   const show = (index, moved = true) => {
@@ -72,8 +87,8 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
   };
   show(at, false);
   chart.addEventListener("pointermove", (event) => {
-    const { left, width } = chart.getBoundingClientRect();
-    const x = ((event.clientX - left) / width) * WIDTH;
+    const box = chart.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * width;
     show(xs.reduce((best, place, k) => (Math.abs(place - x) < Math.abs(xs[best] - x) ? k : best), 0));
   });
   for (const end of ["pointerleave", "blur"]) chart.addEventListener(end, () => show(epochs.length - 1, false));
@@ -83,14 +98,14 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
     event.preventDefault();
     show(at + step);
   });
-  card.append(element("h3", { textContent: title }), element("ul", {}, ...entries), chart);
+  card.append(text("h3", title), text("p", about, "hint"), element("ul", {}, ...entries), chart);
 };
 
-parts.curves = ({ curves }) => {
+parts.curves = ({ title, curves }) => {
   const cards = curves.map((curve) => {
     const card = element("div", { className: "card" });
     drawCurves(card, curve);
     return card;
   });
-  return [element("section", {}, text("h2", "Curves", "unseen"), element("div", { className: "curves rows" }, ...cards))];
+  return [element("section", {}, text("h2", title, "section"), element("div", { className: "curves rows filled" }, ...cards))];
 };

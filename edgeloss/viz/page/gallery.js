@@ -16,7 +16,7 @@ const changeOf = (iou, label) => {
   return iou.length < 2 || first === null || last === null ? last : last - first;
 };
 
-parts.gallery = ({ about, items, sort, scores, classes }) => {
+parts.gallery = ({ about, items, sort, always, scores, classes }) => {
   const cards = items.map(cardOf);
   const gallery = element("ul", { className: "gallery rows" }, ...cards);
   const menu = (id, entries) => element("select", { id }, ...entries.map(([value, name]) => new Option(name, value)));
@@ -40,14 +40,18 @@ parts.gallery = ({ about, items, sort, scores, classes }) => {
     items.forEach(({ name, iou }, at) => {
       const hasClass = !class_.value || iou.some((one) => (one[class_.value] ?? null) !== null);
       cards[at].hidden = !hasClass || !name.toLowerCase().includes(search.value.toLowerCase());
-      for (const line of findAll("dl div", cards[at]))
-        line.classList.toggle("by", find("dt", line).textContent === by.selectedOptions[0].textContent);
+      for (const line of findAll("dl div", cards[at])) {
+        const title = find("dt", line).textContent;
+        line.classList.toggle("by", title === by.selectedOptions[0].textContent);
+        line.hidden = !line.classList.contains("by") && !always.includes(title);
+      }
       find(".class", cards[at])?.remove();
       const shown = iou.map((one) => percent(one[class_.value] ?? null)).join(" → ");
       const line = [text("dt", `IoU of ${class_.selectedOptions[0].textContent}`), text("dd", shown)];
       if (class_.value) find("dl", cards[at]).append(element("div", { className: "class" }, ...line));
     });
     const visible = cards.filter(({ hidden }) => !hidden).length;
+    arrangeRows();
     count.textContent = visible < cards.length ? `${visible} of ${cards.length} images` : "";
   };
   for (const chooser of [by, class_]) chooser.addEventListener("change", arrange);

@@ -17,6 +17,7 @@ try {
   find("h1").textContent = data.title;
   find(".kind").textContent = data.kind;
   find(".subtitle").textContent = data.subtitle;
+  find(".lead").textContent = data.lead;
   find("nav").append(...data.links.map(([name, href]) => element("a", { href, textContent: name, rel: name.startsWith("←") ? "prev" : name.endsWith("→") ? "next" : "" })));
   for (const part of data.parts) if (part.text !== "" || part.rows) find(part.kind === "tiles" ? "header" : "main").append(...parts[part.kind](part));
   find("footer").textContent = data.footer;

@@ -4,41 +4,49 @@ const parts = {};
 
 parts.note = ({ text: content }) => [text("p", content, "hint")];
 
-// Lay out what has the class "rows" in the fewest rows that fit, all about as full: if that can be, no element is alone.
+// Lay out what has the class "rows": as many columns as fit, or up to a third fewer where that leaves fewer free places.
+// What fills its rows has no free place: its first element takes them.
 const arrangeRows = () => {
   for (const grid of findAll(".rows")) {
-    const count = grid.children.length;
+    const shown = [...grid.children].filter(({ hidden }) => !hidden);
     const [gap, least] = ["column-gap", "--least"].map((name) => parseFloat(getComputedStyle(grid).getPropertyValue(name)));
-    const most = limited(Math.floor((grid.clientWidth + gap) / (least + gap)), 1, count);
-    for (let rows = Math.ceil(count / most), columns = 2; columns > 1; rows++) {
-      columns = Math.ceil(count / rows);
-      if (columns > 2 && count % columns === 1) columns--;
-      grid.style.gridTemplateColumns = `repeat(${columns}, minmax(auto, 1fr))`;
-      if (grid.scrollWidth <= grid.clientWidth) break;
-    }
+    const most = limited(Math.floor((grid.clientWidth + gap) / (least + gap)), 1, Math.max(shown.length, 1));
+    const free = (columns) => (columns - (shown.length % columns)) % columns;
+    const choices = Array.from({ length: most - Math.ceil((2 * most) / 3) + 1 }, (_, fewer) => most - fewer);
+    const columns = choices.reduce((best, one) => (free(one) < free(best) ? one : best));
+    grid.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    if (grid.classList.contains("filled"))
+      shown.forEach((one, at) => (one.style.gridColumn = at ? "" : `span ${1 + free(columns)}`));
   }
 };
 addEventListener("resize", arrangeRows);
 
 parts.heading = ({ title, about }) => [text("h2", title, "section"), ...(about ? [text("p", about, "hint")] : [])];
 
-parts.tiles = ({ title, values, changes, about }) => {
-  const shown = ([name, value]) => {
+// Figures: the name of each, its value, and what it is.
+const figuresOf = (values, changes, className) => {
+  const shown = ([name, value, about]) => {
     const change = changes[name] ? [" ", text("small", changes[name].text, changes[name].tone)] : [];
-    return element("dd", { className: /^(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
+    const number = element("dd", { className: /^(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
+    return element("div", {}, text("dt", name), number, ...(about ? [text("dd", about, "what")] : []));
   };
-  const tiles = values.map((one) => element("div", {}, text("dt", one[0]), shown(one)));
-  const lines = [element("dl", { className: "tiles rows" }, ...tiles), ...(about ? [text("p", about, "hint")] : [])];
+  return element("dl", { className }, ...values.map(shown));
+};
+
+parts.tiles = ({ title, values, changes, about, more }) => {
+  const lines = [figuresOf(values, changes, "tiles rows filled"), ...(about ? [text("p", about, "hint")] : [])];
+  if (more.length) lines.push(foldedOf("The loss and its terms", figuresOf(more, changes, "facts")));
   return [...(title ? [text("h2", title)] : []), ...lines];
 };
 
 parts.key = ({ entries }) => [element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)))];
 
-parts.folded = ({ title, text: content }) => {
-  const made = element("details", {}, text("summary", title), text("pre", content));
+const foldedOf = (title, content) => {
+  const made = element("details", {}, text("summary", title), content);
   addEventListener("beforeprint", () => (made.open = true));
-  return [element("section", { className: "card" }, made)];
+  return made;
 };
+parts.folded = ({ title, text: content }) => [element("section", { className: "card" }, foldedOf(title, text("pre", content)))];
 
 // -------------------------------------------------------------------------------------------------------------- tables
 
@@ -51,7 +59,7 @@ const compared = (first, second, sign) => {
 };
 
 // A table that its columns sort, in a frame that scrolls; the first cell of a row may be a name and its color.
-parts.table = ({ head, rows, foot, label }) => {
+parts.table = ({ head, rows, foot, label, notes }) => {
   const named = rows.map(([first, ...others]) => [Array.isArray(first) ? [swatch(first[1]), first[0]] : first, ...others]);
   const buttons = head.map((name) => element("button", { type: "button", textContent: name }));
   const table = Object.assign(tableOf(named, { head: buttons, foot, named: true }), { className: "sortable" });
@@ -66,12 +74,16 @@ parts.table = ({ head, rows, foot, label }) => {
       table.tBodies[0].append(...sorted);
     }),
   );
-  return [element("div", { className: "scroll", role: "region", ariaLabel: label, tabIndex: 0 }, table)];
+  const lines = notes.map(([name, about]) => element("div", {}, text("dt", name), text("dd", about)));
+  const below = notes.length ? [element("dl", { className: "notes" }, ...lines)] : [];
+  return [element("div", { className: "scroll", role: "region", ariaLabel: label, tabIndex: 0 }, table), ...below];
 };
 
-parts.tables = ({ title, tables }) => {
-  const shown = tables.map((one) => element("div", {}, text("h3", one.title), ...parts.table(one)));
-  return [element("section", { className: "card" }, text("h2", title), element("div", { className: "tables" }, ...shown))];
+parts.tables = ({ title, about, tables, folded }) => {
+  const shown = tables.map((one) => element("div", {}, ...(one.title ? [text("h3", one.title)] : []), ...parts.table(one)));
+  const content = element("div", { className: "tables" }, ...shown);
+  const lines = [text("h2", title), ...(about ? [text("p", about, "hint")] : []), content];
+  return [element("section", { className: "card" }, ...(folded ? [foldedOf(title, content)] : lines))];
 };
 
 // ------------------------------------------------------------------------------------------------------------ pictures

@@ -104,6 +104,12 @@ const redraw = () => {
   });
 };
 
+const ABOUT_LABELS = {
+  picture: "the photograph",
+  truth: "the true labels",
+  prediction: "the most probable class of each pixel",
+  errors: "wrong pixels in red",
+};
 const kindOf = (key) => (layerOf(key) ? "values" : "labels");
 
 // Show the layer of the menu of a view.
@@ -120,6 +126,7 @@ const showLayer = async (side) => {
   find(".largest", pane).hidden = !layer;
   find(".stats", pane).textContent = layer?.stats ?? "";
   find(".scale", pane).classList.toggle("on", Boolean(layer));
+  find(".what", pane).textContent = layer?.about ?? ABOUT_LABELS[key];
   if (layer) {
     const [low, high] = findAll(".scale span", pane);
     const power = (value) => number(layer.log ? 10 ** value : value);

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Take the pictures of pages in docs/command.md and docs/training.md, from what `make demo` has written.
+
+    make demo && python benchmarks/page_pictures.py
+
+Pages are opened in a headless Chromium, once in a wide window and once in that of a phone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from edgeloss import __version__
+from pictures import save_png
+from timing.pages import start_browser
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Shot(NamedTuple):
+    """A part of a page.
+
+    Attributes:
+        page: below the folder of the demo.
+        prepare: a script that runs before; it returns a promise.
+        area: a script that returns left, top, width and height, by the width of the window.
+    """
+
+    page: str
+    prepare: str
+    area: str
+
+
+# The pixel of the largest edge loss is pinned, and the whole image is shown.
+_PIN = """
+findAll(".largest")[1].click();
+showWhole();
+return new Promise((done) => setTimeout(done, 1000));
+"""
+_TOP = "return [0, 0, innerWidth, find({end}).getBoundingClientRect().bottom + scrollY + 12]"
+_MEDIAN = """
+const card = findAll("section.card").find((one) => find("h2", one)?.textContent.startsWith("The median"));
+const { left, top, width, height } = card.getBoundingClientRect();
+return [left - 10, top + scrollY - 10, width + 20, height + 20];
+"""
+SHOTS = {
+    "report": Shot("report.html", _PIN, _TOP.format(end="innerWidth > 600 ? '#viewer' : '#key'")),
+    "compare": Shot("comparison.html", "", _MEDIAN),
+    "run": Shot("EdgeAwareLoss/report.html", "", _TOP.format(end="innerWidth > 600 ? '.curves' : '.curves .card'")),
+}
+WINDOWS = {"": (1440, 1), "-narrow": (390, 2)}  # width, and dots per pixel
+
+
+def take(driver: Any, demo: Path, shot: Shot, width: int, dots: int) -> bytes:  # noqa: ANN401
+    """Return a part of a page as a PNG.
+
+    Raises:
+        ValueError: if another version has written the page.
+    """
+    window = {"width": width, "height": 1000, "deviceScaleFactor": dots, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})  # the picture has none, and is as wide
+    driver.get((demo / shot.page).as_uri())
+    footer = driver.execute_script("return find('footer').textContent")
+    if not footer.startswith(f"edgeloss {__version__}"):
+        raise ValueError(f"{demo / shot.page}: expected a page of edgeloss {__version__}, but got {footer[:40]!r}")
+    driver.execute_script(shot.prepare)
+    x, y, wide, high = driver.execute_script(shot.area)
+    clip = {"x": x, "y": y, "width": wide, "height": high, "scale": 1}
+    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    return base64.b64decode(taken["data"])
+
+
+def draw_panel(demo: Path, folder: Path) -> bytes:
+    """Return the panel of the image of report.html, with both edge terms."""
+    title = re.search(r"<title>([^:]+):", (demo / "report.html").read_text("utf-8"))
+    if title is None:
+        raise ValueError(f"{demo / 'report.html'}: expected a report of an image, but got another page")
+    name, data = title[1], demo / "data"
+    command = ["view", "--terms", "--image", data / "val" / "images" / f"{name}.png", "--classes", data / "classes.txt"]
+    command += ["--mask", data / "val" / "masks" / f"{name}.png", "-o", folder / "panel.png", "--dpi", 110]
+    command += ["--pred", demo / "EdgeAwareLoss" / "probabilities" / f"{name}.npy"]
+    subprocess.run([sys.executable, "-m", "edgeloss.cli", *map(str, command)], check=True)
+    return (folder / "panel.png").read_bytes()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, default=ROOT / "runs" / "demo", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    demo = options.demo.resolve()
+    with TemporaryDirectory() as folder, start_browser() as driver:
+        save_png(draw_panel(demo, Path(folder)), options.output / "terms.png")
+        for name, shot in SHOTS.items():
+            for ending, (width, dots) in WINDOWS.items():
+                save_png(take(driver, demo, shot, width, dots), options.output / f"{name}{ending}.png")
+                print(f"wrote {options.output / name}{ending}.png", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Folders of predictions → how their networks were trained, if the folder of the run is around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_UP = 2  # folders above the predictions in which a run is looked for
+_MOST = 2**20  # bytes of a configuration
+_ALWAYS = ("seed_everything", "epochs")  # settings that are shown where they are equal, too
+_PLACES = ("default_root_dir", "root")  # where a run reads and writes says nothing about its network
+
+
+def compared_settings(first: Path, second: Path) -> dict[str, tuple[str, str]]:
+    """Return the seed, the epochs and the settings that differ of two runs, by name; empty unless both are known.
+
+    Args:
+        first: predictions of a run: its folder, or one in it.
+        second: those of the other.
+    """
+    before, after = (_settings(path) for path in (first, second))
+    if not before or not after:
+        return {}
+    names = [name for name in dict.fromkeys((*_ALWAYS, *before, *after)) if name.rpartition(".")[2] not in _PLACES]
+    pairs = {name: (before.get(name, "–"), after.get(name, "–")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] or name in _ALWAYS}
+
+
+def _settings(predictions: Path) -> dict[str, str]:
+    """Return the settings of the run that made predictions, by their names; empty if there is no run."""
+    real = predictions.resolve()
+    for folder in (real, *real.parents)[: _UP + 1]:
+        config, figures = folder / "config.yaml", folder / "metrics.json"
+        try:
+            if not config.is_file() or not figures.is_file() or config.stat().st_size > _MOST:
+                continue
+            epochs = json.loads(figures.read_text("utf-8"))["epochs"]
+            return flat_settings(config.read_text("utf-8")) | {"epochs": str(epochs[-1]["epoch"])}
+        except (OSError, ValueError, LookupError, TypeError):  # another file of that name
+            continue
+    return {}
+
+
+def flat_settings(text: str) -> dict[str, str]:
+    r"""Return the settings of a configuration in YAML as Lightning writes it, by the names of a command line.
+
+    Example:
+        >>> flat_settings("a: 1\nb:\n  c: x\n  d:\n  - 2\n  - 3\n")
+        {'a': '1', 'b.c': 'x', 'b.d': '2, 3'}
+    """
+    settings: dict[str, str] = {}
+    path: list[tuple[int, str]] = []  # the names around a line, with their indents
+    for line in text.splitlines():
+        content = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if not content or content.startswith("#"):
+            continue
+        if content.startswith("- "):
+            name = ".".join(filter(None, (key for _, key in path)))
+            settings[name] = ", ".join(filter(None, (settings.get(name), content[2:])))
+            continue
+        while path and path[-1][0] >= indent:
+            path.pop()
+        key, _, value = content.partition(":")
+        path.append((indent, "" if key == "init_args" else key))  # of the class that is named next to them
+        if value.strip():
+            settings[".".join(filter(None, (key for _, key in path)))] = value.strip()
+    return settings

@@ -313,8 +313,7 @@ def _evaluate(
         leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
         said("gradient")
         result, call = _call.evaluate(leaf, target, options, scene.given, with_terms=True)
-        values = zip(reduction.VALUES, result.values.to(result.loss.dtype).tolist(), strict=True)
-        terms = {"loss": result.loss.item()} | dict(values)
+        terms = {name: value.item() for name, value in ({"loss": result.loss} | result.terms()).items()}
         shares = _edge_shares(result.sums, call)
         (gradient,) = torch.autograd.grad(result.loss, leaf)
         size = gradient_norm(gradient).cpu().numpy()

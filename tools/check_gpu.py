@@ -42,10 +42,18 @@ FORMS: dict[str, Form] = {
     "150 classes, 40 images": ((40, 150, 16, 16), (16, 16), "float32", {"region_weight": 0.0}),
     "150 classes, upsampled": ((2, 150, 32, 32), (128, 128), "float32", {"upsample": True}),
     "4 classes, volume": ((1, 4, 16, 16, 16), (16, 16, 16), "float32", {}),
+    "4 classes, radius 7": ((2, 4, 64, 64), (64, 64), "float32", {"radius": 7, "region_weight": 0.0}),
+    "4 classes, radius 7, decay": (
+        (2, 4, 64, 64),
+        (64, 64),
+        "float32",
+        {"radius": 7, "decay": 2.0, "region_weight": 0.0},
+    ),
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
 }
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
 PROTOTYPED = ["19 classes", "19 classes, bfloat16", "1 logit, multilabel", "19 classes, decay, smoothing"]
+PROTOTYPED += ["150 classes", "4 classes, volume", "4 classes, radius 7", "4 classes, radius 7, decay"]
 BOUNDS = Path(__file__).with_name("gpu_bounds.json")  # instructions of the kernels of each form, for the first target
 MORE = 1.05  # than its bound is too much; another version of Triton may have a few more
 REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has

@@ -20,6 +20,7 @@ from prototypes import sums as sums_
 
 MOST_COLUMNS = 9  # of a window at once: what four pixels read of them is in registers
 MOST = 32  # classes whose logits fit in the registers of a thread
+AT_ONCE = 4  # of more classes
 
 
 class Launch(NamedTuple):
@@ -130,10 +131,17 @@ def backward(launches: dict[str, Launch]) -> Prototype:
     launch = launches["backward"]
     x, g, *others, grid = launch.args
     gradient = new(g.data)
-    classes = tuple(map(constant, range(grid.classes.value)))
-    args = x, g._replace(data=gradient), *others, classes, grid
-    block, options = launch.block if INTERPRETED else 32, {"warps": 1}
-    if grid.decay.value and not INTERPRETED and driver.active.get_current_target().backend == "cuda":
+    given, classes, options = (x, g._replace(data=gradient), *others), grid.classes.value, {"warps": 1}
+    limits = not INTERPRETED and driver.active.get_current_target().backend == "cuda"
+    if classes > MOST:
+        if limits:
+            options["maxnreg"] = 104
+        at_once = [tuple(map(constant, range(number))) for number in (AT_ONCE, classes % AT_ONCE)]
+        launch = launch._replace(kernel=few.backward_many_kernel, args=(*given, *at_once, grid), options=options)
+        return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
+    args = *given, tuple(map(constant, range(classes))), grid
+    block = launch.block if INTERPRETED else 32
+    if grid.decay.value and limits:
         options["maxnreg"] = 96  # with fewer, which ptxas chooses for sm_120, a rare path spills some
     launch = launch._replace(kernel=few.backward_few_kernel, args=args, block=block, options=options)
     return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
@@ -244,8 +252,9 @@ def int_of(value: Any) -> int:  # noqa: ANN401
 def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
     """Yield the prototypes that can replace kernels of a call."""
     x, *_, grid = launches["forward"].args
-    if x.axes.value == 0 and grid.classes.value <= MOST:
-        yield forward(launches)
+    if x.axes.value == 0:
+        if grid.classes.value <= MOST:
+            yield forward(launches)
         yield backward(launches)
     if "find_sides" in launches:
         yield labels(launches)

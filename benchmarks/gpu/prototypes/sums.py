@@ -104,13 +104,15 @@ def part_of(program, parts):
 
     Beyond the first and the last slice it does not matter what is there: it is in no sum that has members.
     """
-    size = parts.size
-    group, of_part = program % parts.slices, program // parts.slices
+    size, group, of_part = parts.size, program % parts.slices, program // parts.slices
     of_map, n = (of_part // parts.number).to(tl.int64), of_part % parts.number
-    here = n // parts.rows
-    there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
-    area = size.height * size.width
-    return of_map, n, group, (of_map * size.depth + here) * area, (there - here) * area
+    area, displaced = size.height * size.width, 0
+    own = of_map * area
+    if parts.slices > 1:
+        here = n // parts.rows
+        displaced = (tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1) - here) * area
+        own = (of_map * size.depth + here) * area
+    return of_map, n, group, own, displaced
 
 
 @triton.jit
@@ -121,7 +123,7 @@ def products_few_kernel(z, r, map_class, sums, parts, blocks, TILE: tl.constexpr
     """
     of_map, n, group, own, displaced = part_of(tl.program_id(0), parts)
     height, width = parts.size.height, parts.size.width
-    first, last = rows_of(n % parts.rows, parts)
+    first, last = rows_of(n if parts.slices == 1 else n % parts.rows, parts)
     lane, zero = tl.arange(0, TILE), tl.zeros([TILE], tl.float64)
     added = ()
     for _ in tl.static_range(PRODUCTS):
@@ -166,7 +168,7 @@ def products_few_kernel(z, r, map_class, sums, parts, blocks, TILE: tl.constexpr
     to = sums + ((of_map * parts.number + n) * (ENDS + blocks) + ENDS) * (parts.slices * PRODUCTS) + group * PRODUCTS
     tl.store(to + lane, both[0])
     tl.store(to + lane + 32, both[1], mask=lane + 32 < PRODUCTS)
-    for block in tl.static_range(1, blocks):
+    for _ in tl.static_range(1, blocks):
         to += parts.slices * PRODUCTS
         tl.store(to + lane, zero)
         tl.store(to + lane + 32, zero, mask=lane + 32 < PRODUCTS)
@@ -177,7 +179,7 @@ def product_ends_kernel(z, r, map_class, sums, parts, blocks, TILE: tl.constexpr
     """Add up products over parts of the rows of maps, each of the end columns."""
     of_map, n, group, of_slice, displaced = part_of(tl.program_id(0), parts)
     size = parts.size
-    row, last = rows_of(n % parts.rows, parts)
+    row, last = rows_of(n if parts.slices == 1 else n % parts.rows, parts)
     end = tl.arange(0, ENDS)[None, :]
     column, phase = end_of(end, size.width), tl.arange(0, TILE)[:, None]
     added, zero = (), tl.zeros([TILE, ENDS], tl.float64)
@@ -244,7 +246,7 @@ def write_two(to, sum_0, sum_1, scale, is_0, is_1):
 @triton.jit
 def slopes_few_kernel(z, r, values, terms, stencil, slopes, parts, maps, strips, TILE: tl.constexpr):
     """Write slopes of strips of rows of maps, away from the ends, where all factors of a slice are the same."""
-    size, SHIFTS, slices = parts.size, 25 * parts.slices, tl.program_id(0) // strips
+    size, shifts, slices = parts.size, 25 * parts.slices, tl.program_id(0) // strips
     of_map, here, height, width = (slices // size.depth).to(tl.int64), slices % size.depth, size.height, size.width
     first = 2 + tl.program_id(0) % strips * parts.strip
     last = tl.minimum(first + parts.strip, height - 2) - 1
@@ -253,9 +255,9 @@ def slopes_few_kernel(z, r, values, terms, stencil, slopes, parts, maps, strips,
     if parts.slices > 1:
         kind += kind_of(here, size.depth) * kinds
         kinds *= ENDS + 1
-    stencil += (of_map * kinds + kind) * (2 * SHIFTS + 1)
+    stencil += (of_map * kinds + kind) * (2 * shifts + 1)
     has_term = tl.load(values + of_map * 2 + 1) > 0
-    constant = tl.where(has_term, tl.load(stencil + 2 * SHIFTS), 0.0) + tl.zeros([TILE], tl.float64)
+    constant = tl.where(has_term, tl.load(stencil + 2 * shifts), 0.0) + tl.zeros([TILE], tl.float64)
     if parts.slices == 1:
         factors = factors_of(stencil)
     column = first * 0
@@ -324,7 +326,7 @@ def add_row(sums, factors, row, n: tl.constexpr, STRIP: tl.constexpr, KIND: tl.c
 @triton.jit
 def slope_ends_kernel(z, r, values, terms, stencil, slopes, parts, maps, count, TILE: tl.constexpr):
     """Write slopes of the end rows of slices, and of the end columns of the other rows, ``count`` of a slice."""
-    size, SHIFTS, blocks = parts.size, 25 * parts.slices, tl.cdiv(count, TILE)
+    size, shifts, blocks = parts.size, 25 * parts.slices, tl.cdiv(count, TILE)
     height, width, slices = size.height, size.width, tl.program_id(0) // blocks
     of_map, here = (slices // size.depth).to(tl.int64), slices % size.depth
     i, area = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE), height * width
@@ -336,10 +338,10 @@ def slope_ends_kernel(z, r, values, terms, stencil, slopes, parts, maps, count, 
     if parts.slices > 1:
         kind += kind_of(here, size.depth) * kinds
         kinds *= ENDS + 1
-    stencil += (of_map * kinds + tl.where(inside, kind, 0)) * (2 * SHIFTS + 1)
+    stencil += (of_map * kinds + tl.where(inside, kind, 0)) * (2 * shifts + 1)
     has_term = tl.load(values + of_map * 2 + 1 + i * 0, mask=inside, other=0.0) > 0
-    total = tl.load(stencil + 2 * SHIFTS, mask=has_term, other=0.0)
-    for n in range(SHIFTS):
+    total = tl.load(stencil + 2 * shifts, mask=has_term, other=0.0)
+    for n in range(shifts):
         y, x, step = row + n // 5 % 5 - 2, column + n % 5 - 2, n // 25 - parts.slices // 2
         there = has_term & (y >= 0) & (y < height) & (x >= 0) & (x < width)
         there = there & (here + step >= 0) & (here + step < size.depth)

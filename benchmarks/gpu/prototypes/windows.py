@@ -159,10 +159,7 @@ def add_sides(target, maps, to, place, own, least, ignore, window, rows, grid):
 
     Without decay those of the same side are one less than what is returned: a pixel itself counts.
     """
-    if grid.decay > 0:
-        zero = tl.zeros(to.shape, grid.real)
-    else:
-        zero = tl.zeros(to.shape, tl.int32)
+    zero = tl.zeros(to.shape, grid.real if grid.decay > 0 else tl.int32)
     of_same, of_other = (zero, zero, zero, zero), (zero, zero, zero, zero)
     for n in tl.range(rows):
         step, at, inside = strip_of(n, place, window, grid)

@@ -43,6 +43,7 @@ CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
     ((1, 4, 9, 40), {"region_weight": 0.0, "radius": (2, 11), "pixel_weight": True}, LABELS | LOGITS),
     ((1, 4, 9, 31), {"region_weight": 0.0, "radius": (1, 8), "decay": 1.5}, SIDES | LOGITS),
     ((1, 2, 5, 9, 8), {"region_weight": 0.0, "decay": 3.0}, SIDES | LOGITS),
+    ((1, 3, 3, 4), {"upsample": True}, LABELS | REGIONS - {"averages"}),
     ((1, 2, 32, 80), {"region_weight": 0.0, "radius": 3, "dot": (19, 33)}, LABELS | LOGITS),
 ]
 QUICK = {"decay", "pixel_weight", "reduction"}  # options of calls that are not slow
@@ -54,7 +55,7 @@ def inputs(shape: tuple[int, ...], options: dict[str, Any]) -> tuple[torch.Tenso
     x = options.pop("scale", 2.0) * torch.randn(shape, dtype=options.pop("dtype", torch.float32))
     if options.pop("channels_last", False):
         x = x.to(memory_format=torch.channels_last)
-    classes, size = max(2, shape[1]), shape[2:]
+    classes, size = max(2, shape[1]), [4 * n if options.get("upsample") else n for n in shape[2:]]
     blobs = torch.randint(classes, (shape[0], 1, *(-(-n // 6) for n in size))).float()
     y = torch.nn.functional.interpolate(blobs, size=size, mode="nearest")[:, 0].long()
     y[torch.rand(y.shape) < 0.03] = 255

@@ -250,11 +250,18 @@ def int_of(value: Any) -> int:  # noqa: ANN401
 
 
 def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
-    """Yield the prototypes that can replace kernels of a call."""
+    """Yield the prototypes that can replace kernels of a call, none of one that launches nothing.
+
+    There are none for logits that are interpolated, and none for the forward pass of many classes or the matrices of
+    volumes, which do not fit in registers.
+    """
+    if "forward" not in launches:
+        return
     x, *_, grid = launches["forward"].args
-    if x.axes.value == 0:
-        if grid.classes.value <= MOST:
-            yield forward(launches)
+    is_plain = x.axes.value == 0
+    if is_plain and grid.classes.value <= MOST:
+        yield forward(launches)
+    if is_plain and "backward" in launches:
         yield backward(launches)
     if "find_sides" in launches:
         yield labels(launches)

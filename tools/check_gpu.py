@@ -147,7 +147,7 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
 
     plans.recorded.cache_clear()  # a call like one for another target
     triton.runtime.driver.set_active(_Driver(target))
-    kernels = {}
+    kernels, is_compiled = {}, not prototypes
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ANN401
@@ -156,7 +156,8 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
         for values in args:  # sums, which are no numbers yet
             if isinstance(values, torch.Tensor) and values.dtype == torch.float64:
                 values.detach().numpy().fill(0)
-        kernels[f"{name} {again + 1}" if again else name] = run(self, *args, grid=grid, warmup=True, **options)
+        if is_compiled:
+            kernels[f"{name} {again + 1}" if again else name] = run(self, *args, grid=grid, warmup=True, **options)
 
     JITFunction.run = compile_only
     library.interprets = True  # CPU tensors take the kernels of GPUs
@@ -169,7 +170,7 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
             from prototypes import replacements
 
             launches = replacements.launches_of(lambda: step().backward())
-            kernels.clear()
+            is_compiled = True
             for prototype in replacements.prototypes_of(launches):
                 prototype.run()
         else:

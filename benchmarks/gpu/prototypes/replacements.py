@@ -93,6 +93,11 @@ def new(values: Tensor | None) -> Tensor | None:
     return torch.full_like(values, float("nan") if values.is_floating_point() else 77)
 
 
+def limits_registers() -> bool:
+    """Return whether a number of registers can be asked for."""
+    return not INTERPRETED and driver.active.get_current_target().backend == "cuda"
+
+
 def forward(launches: dict[str, Launch]) -> Prototype:
     """Return the prototype of the cross-entropy and the averages."""
     x, maps, of_terms, _, grid = launches["forward"].args
@@ -132,16 +137,15 @@ def backward(launches: dict[str, Launch]) -> Prototype:
     x, g, *others, grid = launch.args
     gradient = new(g.data)
     given, classes, options = (x, g._replace(data=gradient), *others), grid.classes.value, {"warps": 1}
-    limits = not INTERPRETED and driver.active.get_current_target().backend == "cuda"
     if classes > MOST:
-        if limits:
+        if limits_registers():
             options["maxnreg"] = 104
         at_once = [tuple(map(constant, range(number))) for number in (AT_ONCE, classes % AT_ONCE)]
         launch = launch._replace(kernel=few.backward_many_kernel, args=(*given, *at_once, grid), options=options)
         return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
     args = *given, tuple(map(constant, range(classes))), grid
     block = launch.block if INTERPRETED else 32
-    if grid.decay.value and limits:
+    if grid.decay.value and limits_registers():
         options["maxnreg"] = 96  # with fewer, which ptxas chooses for sm_120, a rare path spills some
     launch = launch._replace(kernel=few.backward_few_kernel, args=args, block=block, options=options)
     return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
@@ -196,7 +200,10 @@ def slopes(launches: dict[str, Launch]) -> Prototype:
     number, strips = values.shape[0] * depth, cdiv(max(height - 4, 0), parts.strip.value)
     kernels = [Launch(sums_.slope_ends_kernel, number, count, tile_of(count, 32), (*given, count), {"warps": 1})]
     if strips:
-        kernels.append(Launch(sums_.slopes_few_kernel, number * strips, 1, 32, (*given, strips), {"warps": 1}))
+        options = {"warps": 1}
+        if depth > 1 and limits_registers() and driver.active.get_current_target().arch == 100:
+            options["maxnreg"] = 168  # with the 128 that ptxas chooses, some spill
+        kernels.append(Launch(sums_.slopes_few_kernel, number * strips, 1, 32, (*given, strips), options))
     has_term = values[:, 1].view(*expected.shape[:2], *(1,) * (expected.dim() - 2)) > 0
     return Prototype(
         ("slopes",), kernels, lambda: [(torch.where(has_term, found, 0), torch.where(has_term, expected, 0))]

@@ -5,8 +5,9 @@ The steps, in this order. Results are added to a table as they come, and what ha
 
   agreement  random calls of the tests, compared with plain PyTorch in float64 on the CPU, and the forms of
              tools/check_gpu.py: the same finite bits in another call and in a second backward pass
-  kernels    a copy, and each kernel of some calls with the prototype that may replace it: their time, the bytes that
-             they move and the least time of these (gpu/model.py), instructions and registers, and how results differ
+  kernels    a copy, and each kernel of some calls with the prototype that may replace it, if there is one: their time,
+             the bytes that they move and the least time of these (gpu/model.py), instructions and registers, and how
+             results differ
   speed      the cases of benchmarks/speed.py: the default and region_weight=0 compared with cross-entropy, eager and
              compiled; memory, and the time to enqueue a step
   graphs     a step in a CUDA graph and by torch.compile: the same bits, and the time of a graph
@@ -14,8 +15,9 @@ The steps, in this order. Results are added to a table as they come, and what ha
   counters   instructions and bytes of the same kernels as a profiler counts them, where it may
 
 Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed, all
-at once. Nothing begins after `--minutes`. `--device cpu` runs the same code on small tensors in Triton's interpreter;
-its times mean nothing.
+at once. Nothing begins after `--minutes`. What fails is in the table with its message, and the rest goes on in a new
+process; the exit status is then 1. `--device cpu` runs the same code on small tensors in Triton's interpreter; its
+times mean nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
+from multiprocessing import active_children
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,10 +63,13 @@ CHOICES = {"logits": {"normal": 1, "sure": 1}, "gap": {20.0: 1, 60.0: 1}, "dista
 CHOICES |= {"size": {((7, 8), (9, 14)): 1, ((40, 48), (33, 70)): 2, ((7, 7), (7, 8), (8, 10)): 1}}  # and whole tiles
 CHOICES |= {"channels": {1: 1, 2: 1, 4: 1, 19: 1, 40: 1}, "batch": {2: 1}}
 CHOICES |= {"unread": {0.0: 1}, "weight": {False: 1}, "pixel_weight": {False: 1}}
-TIMED = ["19 classes", "bfloat16", "11 classes, one thread", "2 classes", "binary"]  # cases of which kernels are timed
+# Cases of which kernels are timed.
+TIMED = ["19 classes", "bfloat16", "11 classes, one thread", "2 classes", "binary", "150 classes", "volume"]
+TIMED += ["radius 3, decay 2", "upsampled, 19 classes"]
 REPEATS = 5  # of a step whose kernels are timed one by one
 METRICS = ["smsp__inst_executed.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"]
 Step = Callable[..., tuple[Tensor, Tensor]]
+Task: TypeAlias = tuple[str, str]  # of a step, and its name
 Tasks = Iterator[tuple[str, Callable[[], Row]]]  # a name, and what returns figures
 
 
@@ -206,6 +214,8 @@ def kernels(place: Place) -> Tasks:
     def run(case: losses.Case) -> Row:
         launches, prototypes = beside_each_other(case, place)
         errors = {prototype.launches[0].name: prototype.error() for prototype in prototypes}
+        names = {name: ", ".join(of.name for of in new.launches) for new in prototypes for name in new.replaces}
+        names = {name: names.get(name, "no prototype") for name in launches}
         launches |= {launch.name: launch for prototype in prototypes for launch in prototype.launches}
         x, maps, *_, grid = launches["forward"].args
         moved = model.bytes_of(x, losses.make_inputs(case, None)[1].element_size(), maps, grid)
@@ -213,6 +223,8 @@ def kernels(place: Place) -> Tasks:
         rows: Row = {}
         for name, launch in launches.items():
             rows[name] = row = {"microseconds": times.get(f"{launch.name}_kernel")}
+            if name in names:
+                row["prototype"] = names[name]
             if not place.is_dry:
                 row["instructions"], row["registers"], row["spills"] = resources(launch.run())
             if launch.name in moved:
@@ -310,60 +322,120 @@ def counters(place: Place) -> Tasks:
     yield from ((case.name, partial(run, case)) for case in cases_of(place, TIMED))
 
 
-UNTIMED = ("agreement", "scaler")
+UNTIMED, MACHINE = ("agreement", "scaler"), ("gpu", "torch", "triton")
 STEPS = {step.__name__: step for step in (agreement, kernels, speed, graphs, scaler, counters)}
 
 
 def key_of(row: Row) -> str:
     """Return the key of a row in the table."""
-    return json.dumps([row[name] for name in ("step", "name", "gpu", "torch", "triton")])
+    return json.dumps([row[name] for name in ("step", "name", *MACHINE)])
 
 
 def prepare(names: Sequence[str], place: Place) -> None:
-    """Compile what the timed ones of some steps need, all at once."""
-    tasks = [(name, task) for name in names if name not in UNTIMED for task, _ in STEPS[name](place)]
-    with processes(place.workers) as pool:
-        list(pool.map(compile_task, *zip(*tasks, strict=True), repeat(place._replace(compiles=True))))
+    """Compile what the timed ones of some steps need, all at once; counters need what the kernels do."""
+    timed = [name for name in names if name not in UNTIMED and not (name == "counters" and "kernels" in names)]
+    tasks = [(name, task) for name in timed for task, _ in STEPS[name](place)]
+    place = place._replace(compiles=True)
+    run_all(partial(compile_task, place), tasks, place, place.workers, partial(print, file=sys.stderr))
 
 
-def compile_task(name: str, task: str, place: Place) -> None:
-    """Run a task so that its kernels are compiled."""
+def compile_task(place: Place, name: str, task: str) -> bool:
+    """Run a task so that its kernels are compiled, and return whether it failed."""
     try:
-        if time.monotonic() < place.end:
-            dict(STEPS[name](place))[task]()
+        dict(STEPS[name](place))[task]()
     except Exception as error:  # what is left is to be tried
         print(f"{name}, {task}: {type(error).__name__}: {error}", file=sys.stderr)
+        return True
+    return False
+
+
+def run_all(
+    run: Callable[[str, str], bool], tasks: Sequence[Task], place: Place, workers: int, lose: Callable[..., object]
+) -> int:
+    """Run tasks in so many processes until the time is over; return how many failed or were not reached.
+
+    A process in which one has failed is not used again, since the device may be unusable for it.
+
+    Args:
+        run: takes a step and a task, and returns whether it failed.
+        tasks: the steps and tasks.
+        place: where they run; without a device, in this process.
+        workers: processes.
+        lose: takes the step and the task of a process that ended, and a message.
+    """
+    waiting: SimpleQueue[Task] = SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+
+    def take() -> Task:
+        if time.monotonic() > place.end:
+            raise Empty
+        return waiting.get_nowait()
+
+    def work(_: int) -> int:
+        failed = 0
+        with suppress(Empty):
+            while True:
+                task = take()
+                with ThreadPoolExecutor(1) if place.is_dry else processes(1) as pool:
+                    try:
+                        while not pool.submit(run, *task).result():
+                            task = take()
+                    except BrokenExecutor as error:
+                        lose(*task, f"{type(error).__name__}: {error}")
+                    failed += 1
+        return failed
+
+    def left() -> Iterator[Task]:
+        with suppress(Empty):
+            while True:
+                yield waiting.get_nowait()
+
+    with ThreadPoolExecutor(workers) as threads:
+        try:
+            failed = sum(threads.map(work, range(workers)))
+        except (KeyboardInterrupt, SystemExit):  # the threads wait for their processes
+            print("not reached:", *left(), file=sys.stderr)
+            for process in active_children():
+                process.terminate()
+            raise
+    late = [*left()]
+    for name, task in late:
+        print(f"{name}, {task}: not reached", file=sys.stderr)
+    return failed + len(late)
 
 
 def run_step(name: str, place: Place, output: Path) -> int:
-    """Run what a step has not done yet, and return how much of it failed.
-
-    Each step has processes of its own: an error may leave the device unusable for one.
-    """
-    tasks, run = [task for task, _ in STEPS[name](place)], partial(run_task, name, place, output)
-    if place.is_dry:
-        return sum(map(run, tasks))
-    with processes(place.workers if name in UNTIMED else 1) as pool:
-        return sum(pool.map(run, tasks))
+    """Run what a step has not done yet, and return how much of it failed."""
+    done = {key_of(row) for row in read_rows(output) if row["status"] == "ok"}
+    tasks = [(name, task) for task, _ in STEPS[name](place) if key_of(row_of(place, name, task)) not in done]
+    workers = place.workers if name in UNTIMED and not place.is_dry else 1
+    return run_all(partial(run_task, place, output), tasks, place, workers, partial(lose_task, place, output))
 
 
-def run_task(name: str, place: Place, output: Path, task: str) -> bool:
-    """Run a task of a step unless it is done, add its row to the table, and return whether it failed."""
+def row_of(place: Place, name: str, task: str) -> Row:
+    """Return the row of a task without its results."""
     triton = importlib.import_module("triton").__version__ if importlib.util.find_spec("triton") else "none"
     gpu = "interpreter" if place.is_dry else torch.cuda.get_device_name()
-    machine = {"gpu": gpu, "torch": torch.__version__, "triton": triton}
-    row, start = {"step": name, "name": task, **machine}, time.monotonic()
-    if key_of(row) in {key_of(row) for row in read_rows(output) if row["status"] == "ok"}:
-        return False
-    if start > place.end:
-        print(f"{name}, {task}: not reached", file=sys.stderr)
-        return True
+    return {"step": name, "name": task, "gpu": gpu, "torch": torch.__version__, "triton": triton}
+
+
+def lose_task(place: Place, output: Path, name: str, task: str, reason: str) -> None:
+    """Add the row of a task whose process has ended."""
+    row = {**row_of(place, name, task), "status": "failed", "reason": reason}
+    add_rows(output, [row], key_of)
+    print(f"{name}, {task}: {reason}", file=sys.stderr)
+
+
+def run_task(place: Place, output: Path, name: str, task: str) -> bool:
+    """Run a task of a step, add its row to the table, and return whether it failed."""
+    row, start = row_of(place, name, task), time.monotonic()
     try:
         row |= {"status": "ok", **dict(STEPS[name](place))[task]()}
     except Exception as error:  # what is left is to be tried
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     add_rows(output, [{**row, "seconds": round(time.monotonic() - start, 1)}], key_of)
-    print(json.dumps({name: value for name, value in row.items() if name not in machine}), flush=True)
+    print(json.dumps({name: value for name, value in row.items() if name not in MACHINE}), flush=True)
     return row["status"] == "failed"
 
 
@@ -378,6 +450,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--minutes", type=float, default=8.0, help="after which nothing begins (default: %(default)s)")
     given = parser.parse_args(arguments)
     place = Place(given.device, given.workers, time.monotonic() + 60 * given.minutes)
+    if not place.is_dry and not torch.cuda.is_available():
+        parser.error("--device: expected a GPU, but torch finds none; cpu runs the same code in Triton's interpreter")
     if place.is_dry:
         os.environ["TRITON_INTERPRET"] = "1"  # as Triton reads it when it is imported
         import interpreted  # noqa: F401
@@ -387,6 +461,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == next((other for other in names if other not in UNTIMED), None) and not place.is_dry:
             prepare(names, place)
         failed += run_step(name, place, given.output)
+    if failed:
+        print(f"{failed} failed or were not reached; the same command repeats these alone", file=sys.stderr)
     return min(1, failed)
 
 

@@ -42,10 +42,18 @@ FORMS: dict[str, Form] = {
     "150 classes, 40 images": ((40, 150, 16, 16), (16, 16), "float32", {"region_weight": 0.0}),
     "150 classes, upsampled": ((2, 150, 32, 32), (128, 128), "float32", {"upsample": True}),
     "4 classes, volume": ((1, 4, 16, 16, 16), (16, 16, 16), "float32", {}),
+    "4 classes, radius 7": ((2, 4, 64, 64), (64, 64), "float32", {"radius": 7, "region_weight": 0.0}),
+    "4 classes, radius 7, decay": (
+        (2, 4, 64, 64),
+        (64, 64),
+        "float32",
+        {"radius": 7, "decay": 2.0, "region_weight": 0.0},
+    ),
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
 }
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
 PROTOTYPED = ["19 classes", "19 classes, bfloat16", "1 logit, multilabel", "19 classes, decay, smoothing"]
+PROTOTYPED += ["150 classes", "4 classes, volume", "4 classes, radius 7", "4 classes, radius 7, decay"]
 BOUNDS = Path(__file__).with_name("gpu_bounds.json")  # instructions of the kernels of each form, for the first target
 MORE = 1.05  # than its bound is too much; another version of Triton may have a few more
 REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has
@@ -139,7 +147,7 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
 
     plans.recorded.cache_clear()  # a call like one for another target
     triton.runtime.driver.set_active(_Driver(target))
-    kernels = {}
+    kernels, is_compiled = {}, not prototypes
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ANN401
@@ -148,7 +156,8 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
         for values in args:  # sums, which are no numbers yet
             if isinstance(values, torch.Tensor) and values.dtype == torch.float64:
                 values.detach().numpy().fill(0)
-        kernels[f"{name} {again + 1}" if again else name] = run(self, *args, grid=grid, warmup=True, **options)
+        if is_compiled:
+            kernels[f"{name} {again + 1}" if again else name] = run(self, *args, grid=grid, warmup=True, **options)
 
     JITFunction.run = compile_only
     library.interprets = True  # CPU tensors take the kernels of GPUs
@@ -161,7 +170,7 @@ def kernels_of(form: Form, target: str, prototypes: bool) -> dict[str, Any]:
             from prototypes import replacements
 
             launches = replacements.launches_of(lambda: step().backward())
-            kernels.clear()
+            is_compiled = True
             for prototype in replacements.prototypes_of(launches):
                 prototype.run()
         else:

@@ -34,14 +34,20 @@ def bytes_of(x: Any, target_bytes: int, maps: Any, grid: Any) -> dict[str, int]:
     pixels, real = maps.label.numel(), maps.m.element_size() if maps.m is not None else 4
     logits, label, statistics = x.data.nbytes, 2 * pixels, (2 * real + 2) * pixels
     weights = (2 * real + 2 * (grid.classes.value > 2)) * pixels if maps.same_side is not None else 0
+    distances = 3 * real * pixels if maps.other_least is not None else 0  # with decay
+    gradient = logits if x.axes.value == 0 else x.data.shape[1] * real * pixels
+    sides = label + 2 * real * pixels + distances
     moved = {
         "read_labels": target_bytes * pixels + label,
-        "find_sides": label + 2 * real * pixels,
-        "weigh_pixels": label + 2 * real * pixels + weights,
+        "find_sides": sides,
+        "weigh_pixels": sides + weights,
         "forward": label + logits + statistics,
-        "backward": label + logits + statistics + weights + logits,
+        "backward": label + logits + statistics + weights + gradient,
+        "sides_few": sides + (0 if distances else target_bytes * pixels),
+        "weights_few": sides + weights,
         "forward_few": label + logits + statistics,
-        "backward_few": label + logits + weights + logits,
+        "backward_few": label + logits + weights + gradient,
+        "backward_many": label + logits + statistics + weights + gradient,
     }
     if maps.average_class is not None:
         count = grid.averages.depth * grid.averages.height * grid.averages.width * int((maps.average_class >= 0).sum())
@@ -50,8 +56,8 @@ def bytes_of(x: Any, target_bytes: int, maps: Any, grid: Any) -> dict[str, int]:
         moved["forward_few"] += of_maps
         moved["products"] = moved["products_few"] = of_maps
         moved["slopes"] = moved["slopes_few"] = of_maps + real * count
-        moved["backward"] += real * count
-        moved["backward_few"] += real * count
+        for name in ("backward", "backward_few", "backward_many"):
+            moved[name] += real * count
     return moved
 
 

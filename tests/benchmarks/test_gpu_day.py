@@ -50,6 +50,30 @@ def test_what_has_succeeded_is_not_repeated(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "late.jsonl").exists()
 
 
+def test_what_fails_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure ends its process; one that has ended by itself is reported."""
+    (tmp_path / "tasks.py").write_text(
+        "import os\n"
+        "def run(step, task):\n"
+        "    open(f'{step}/{task}', 'w').write(str(os.getpid()))\n"
+        "    if task == 'ends':\n"
+        "        os._exit(3)\n"
+        "    return task == 'fails'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run, lost = importlib.import_module("tasks").run, []
+    names = ["first", "fails", "second", "ends", "third"]
+    tasks = [(str(tmp_path), name) for name in names]
+    assert gpu_day.run_all(run, tasks, gpu_day.Place("cuda", 1), 1, lambda *given: lost.append(given)) == 2
+    processes = [int((tmp_path / name).read_text()) for name in names]
+    assert len({*processes}) == 3
+    assert processes[0] == processes[1]
+    assert processes[2] == processes[3]
+    ((step, task, reason),) = lost
+    assert (step, task) == (str(tmp_path), "ends")
+    assert reason.startswith("BrokenProcessPool: ")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-triton")
 @pytest.mark.parametrize("only", [["agreement"], pytest.param([*gpu_day.STEPS], marks=pytest.mark.slow)])
 def test_the_steps_run_in_the_interpreter(only: list[str], tmp_path: Path) -> None:

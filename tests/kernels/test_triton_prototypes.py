@@ -22,11 +22,12 @@ from prototypes import replacements  # noqa: E402
 from edgeloss._kernels import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 
-LABELS, LOGITS = {"read_labels", "find_sides", "weigh_pixels"}, {"forward", "backward"}
+SIDES, LOGITS = {"find_sides", "weigh_pixels"}, {"forward", "backward"}
+LABELS = SIDES | {"read_labels"}
 REGIONS = {"averages", "products", "solve", "slopes"}
 # The shape of the logits, options, and what prototypes replace.
 CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
-    ((2, 3, 10, 13), {"scale": 20.0, "decay": 2.0}, LOGITS | REGIONS),
+    ((2, 3, 10, 13), {"scale": 20.0, "decay": 2.0}, SIDES | LOGITS | REGIONS),
     ((1, 1, 9, 33), {"pixel_weight": True}, LABELS | LOGITS | REGIONS),
     (
         (1, 5, 11, 12),
@@ -34,9 +35,16 @@ CALLS: list[tuple[tuple[int, ...], dict[str, Any], set[str]]] = [
         LABELS | LOGITS | REGIONS,
     ),
     ((1, 3, 9, 210), {"dtype": torch.bfloat16}, LABELS | LOGITS | REGIONS),
-    ((1, 2, 8, 9, 10), {"label_smoothing": 0.2}, LABELS | LOGITS | {"averages"}),
-    ((1, 40, 10, 12), {"region_weight": 1.0, "reduction": "sum"}, LABELS | {"products", "solve", "slopes"}),
-    ((1, 3, 7, 9), {"region_weight": 0.0, "radius": 4}, LOGITS),
+    ((1, 2, 8, 9, 10), {"label_smoothing": 0.2}, LABELS | LOGITS | REGIONS - {"solve"}),
+    ((1, 2, 13, 14, 13), {"scale": 20.0}, LABELS | LOGITS | REGIONS - {"solve"}),
+    ((1, 40, 10, 12), {"region_weight": 1.0, "reduction": "sum"}, LABELS | {"backward"} | REGIONS - {"averages"}),
+    ((1, 37, 9, 14), {"label_smoothing": 0.1, "region_weight": 0.0, "scale": 20.0}, LABELS | {"backward"}),
+    ((1, 3, 7, 9), {"region_weight": 0.0, "radius": 4}, LABELS | LOGITS),
+    ((1, 4, 9, 40), {"region_weight": 0.0, "radius": (2, 11), "pixel_weight": True}, LABELS | LOGITS),
+    ((1, 4, 9, 31), {"region_weight": 0.0, "radius": (1, 8), "decay": 1.5}, SIDES | LOGITS),
+    ((1, 2, 5, 9, 8), {"region_weight": 0.0, "decay": 3.0}, SIDES | LOGITS),
+    ((1, 3, 3, 4), {"upsample": True}, LABELS | REGIONS - {"averages"}),
+    ((1, 2, 32, 80), {"region_weight": 0.0, "radius": 3, "dot": (19, 33)}, LABELS | LOGITS),
 ]
 QUICK = {"decay", "pixel_weight", "reduction"}  # options of calls that are not slow
 
@@ -47,10 +55,12 @@ def inputs(shape: tuple[int, ...], options: dict[str, Any]) -> tuple[torch.Tenso
     x = options.pop("scale", 2.0) * torch.randn(shape, dtype=options.pop("dtype", torch.float32))
     if options.pop("channels_last", False):
         x = x.to(memory_format=torch.channels_last)
-    classes, size = max(2, shape[1]), shape[2:]
+    classes, size = max(2, shape[1]), [4 * n if options.get("upsample") else n for n in shape[2:]]
     blobs = torch.randint(classes, (shape[0], 1, *(-(-n // 6) for n in size))).float()
     y = torch.nn.functional.interpolate(blobs, size=size, mode="nearest")[:, 0].long()
     y[torch.rand(y.shape) < 0.03] = 255
+    if dot := options.pop("dot", None):
+        y.zero_()[(slice(None), *dot)] = 1  # alone, in the middle of a tile
     for name, weights in {"weight": classes, "pixel_weight": y.shape}.items():
         if options.pop(name, False):
             options[name] = torch.rand(weights) + 0.5

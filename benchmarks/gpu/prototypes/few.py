@@ -1,7 +1,7 @@
-"""Few classes, up to 32: all logits of a pixel are in registers, and are read once.
+"""Few classes, up to 32: all logits of a pixel are in registers, and are read once; and the gradient of more classes.
 
 ``forward_few_kernel`` is for forward_kernel and averages_kernel of edgeloss/_kernels/triton/terms.py,
-``backward_few_kernel`` for its backward_kernel.
+``backward_few_kernel`` and ``backward_many_kernel`` for its backward_kernel.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from edgeloss._kernels.triton.terms import (
     factor_of,
     load,
     load_slopes,
+    mean_slope,
     of_class_map,
     other_side_factor,
     other_side_slopes,
     places,
+    seen_pixel,
     share,
     write_gradient,
 )
@@ -155,26 +157,24 @@ def forward_few_kernel(
 # ---------------------------------------------------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=["first_image"])
-def backward_few_kernel(
-    x, g, maps, grad, slopes, number, first_image, WIDE: tl.constexpr, classes, grid, TILE: tl.constexpr
-):  # fmt: skip
-    """Write the gradient; elements of the label and of the class across an edge are written again."""
-    in_part, p, inside = tile(grid.pixels, TILE)
-    image, start = in_part + first_image, (in_part + first_image) * grid.pixels
-    y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
-    ok, zeros = y >= 0, tl.zeros(p.shape, x.real)
-    at = places(x, image, tl.minimum(p, grid.pixels - 1), inside, grid.size)
-    values = load_all(x, at[0], classes)
-    m, e, r, top = softmax(values, zeros)
-    m, r = tl.where(ok, m, 0.0), tl.where(ok, r, 0.0)
-    pixel, whole = Pixel(at, p, inside, ok, y, m, r, top), reciprocal(1 + r)
+@triton.jit
+def factors(grad, slopes, number):
+    """Return what arrives at the sums of the terms."""
     to = Factors(1.0, slopes, number)
     if grad is not None:
         to = Factors(tl.load(grad).to(tl.float64), slopes, number)
-    own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
-    b, t_likely = zeros, zeros
-    first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, m, r, zeros
+    return to
+
+
+@triton.jit
+def add_edges(x, pixel, whole, own, rest, maps, to, image, grid):
+    """Return ``own`` and ``rest`` with what the edge terms give to them, B, the first class across an edge, and its t.
+
+    After them comes what :func:`write_class` takes of a likely class across an edge.
+    """
+    start, p, y, ok = image * grid.pixels, pixel.p, pixel.y, pixel.ok
+    b, t_likely = rest * 0, rest * 0
+    first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.same_side is not None:
         b = tl.load(maps.other_side + start + p, mask=ok, other=0.0)
         if some(b != 0):
@@ -189,13 +189,47 @@ def backward_few_kernel(
         a = tl.load(maps.same_side + start + p, mask=ok, other=0.0)
         if some(a != 0):
             own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
+    return own, rest, b, first, of_first, (likely, rest_m, rest_r, t_likely, to)
+
+
+@triton.jit
+def region_of(x, p, ok, to, image, grid):
+    """Return the averages of pixels, and what arrives at their slopes."""
+    z, row, column = place_of(p, grid.size)
+    average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
+    of_image = factor_of(to, 1 + 2 * to.places + image // grid.tables, True).to(x.real)
+    return tl.where(ok_there, average, 0), tl.where(ok_there, of_image, 0.0)
+
+
+@triton.jit
+def write_rare(x, g, maps, in_part, image, inside, grid, pixel, whole, first, of_first, further, of_others):
+    """Write the gradient of pixels across an edge from several classes, or from a likely one."""
+    rest, own, spread, to_region, average, base = of_others
+    of_label = -own * share(load(x, pixel.at, pixel.y, pixel.ok), pixel)[1]
+    state = Slopes(pixel, whole, own, of_label, rest, spread, first, of_first, average, base, to_region)
+    write_gradient(x, g, maps, in_part, image, inside, grid, state, further)
+
+
+@triton.jit(do_not_specialize=["first_image"])
+def backward_few_kernel(
+    x, g, maps, grad, slopes, number, first_image, WIDE: tl.constexpr, classes, grid, TILE: tl.constexpr
+):  # fmt: skip
+    """Write the gradient; elements of the label and of the class across an edge are written again."""
+    in_part, p, inside = tile(grid.pixels, TILE)
+    image, start = in_part + first_image, (in_part + first_image) * grid.pixels
+    y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
+    ok, zeros = y >= 0, tl.zeros(p.shape, x.real)
+    at = places(x, image, tl.minimum(p, grid.pixels - 1), inside, grid.size)
+    values = load_all(x, at[0], classes)
+    m, e, r, top = softmax(values, zeros)
+    m, r = tl.where(ok, m, 0.0), tl.where(ok, r, 0.0)
+    pixel, whole = Pixel(at, p, inside, ok, y, m, r, top), reciprocal(1 + r)
+    to = factors(grad, slopes, number)
+    own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
+    own, rest, b, first, of_first, further = add_edges(x, pixel, whole, own, rest, maps, to, image, grid)
     average, to_region, base, d = p, zeros, zeros, e
     if maps.region_slopes is not None:
-        z, row, column = place_of(p, grid.size)
-        average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
-        average = tl.where(ok_there, average, 0)
-        of_image = factor_of(to, 1 + 2 * to.places + image // grid.tables, True).to(x.real)
-        to_region = tl.where(ok_there, of_image, 0.0)
+        average, to_region = region_of(x, p, ok, to, image, grid)
         of_classes = ()
         for c in tl.static_range(len(classes)):
             if x.classes == 2 and c == 0:
@@ -215,10 +249,8 @@ def backward_few_kernel(
         write_common(
             x, g, maps, in_part, image, inside, grid, pixel, classes, e, d, whole, first, of_first, b, of_others
         )
-    elif some((b < 0) | (t_likely != 0)):  # rare
-        of_label = -own * share(load(x, at, y, ok), pixel)[1]
-        state = Slopes(pixel, whole, own, of_label, rest, spread, first, of_first, average, base, to_region)
-        write_gradient(x, g, maps, in_part, image, inside, grid, state, (likely, rest_m, rest_r, t_likely, to))
+    elif some((b < 0) | (further[3] != 0)):  # rare
+        write_rare(x, g, maps, in_part, image, inside, grid, pixel, whole, first, of_first, further, of_others)
     else:
         write_common(
             x, g, maps, in_part, image, inside, grid, pixel, classes, e, d, whole, first, of_first, b, of_others
@@ -243,8 +275,14 @@ def write_common(
                 gradient -= spread * of_class(grid.weight, image, c, True, grid)
             tl.store(here, tl.where(pixel.ok, gradient, 0.0).to(g.data.dtype.element_ty), mask=inside)
             here += g.channel
+    write_others(x, g, maps, in_part, image, grid, pixel, first, of_first, b, of_others)
+
+
+@triton.jit
+def write_others(x, g, maps, in_part, image, grid, pixel, first, of_first, b, of_others):
+    """Write the elements of the label and of the class across an edge, which have more than the others."""
     tl.debug_barrier()  # another thread may have written the elements that one writes again
-    write_again(x, g, maps, in_part, image, grid, pixel, pixel.y, rest * 0, of_others, True)
+    write_again(x, g, maps, in_part, image, grid, pixel, pixel.y, pixel.m * 0, of_others, True)
     if maps.other_class is not None:
         if some(b > 0):
             k = tl.where(b > 0, first, IGNORED)
@@ -265,3 +303,79 @@ def write_again(x, g, maps, in_part, image, grid, pixel, k, more, of_others, IS_
         gradient -= spread * of_class(grid.weight, image, k, k >= 0, grid)
     to = g.data + in_part * g.image + tl.cast(k - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
     tl.store(to, gradient.to(g.data.dtype.element_ty), mask=k >= x.one)
+
+
+@triton.jit(do_not_specialize=["first_image"])
+def backward_many_kernel(
+    x, g, maps, grad, slopes, number, first_image, WIDE: tl.constexpr, numbers, rest_of_numbers, grid,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient, of as many classes at a time as ``numbers``; as above, elements are written again."""
+    in_part, p, inside = tile(grid.pixels, TILE)
+    image = in_part + first_image
+    pixel = seen_pixel(x, maps, image, p, inside, grid)
+    to, whole = factors(grad, slopes, number), reciprocal(1 + pixel.r)
+    own, rest, spread = cross_entropy_slopes(x, to, image, p, pixel.y, pixel.ok, grid, WIDE)
+    own, rest, b, first, of_first, further = add_edges(x, pixel, whole, own, rest, maps, to, image, grid)
+    average, to_region, base = p, rest * 0, rest * 0
+    if maps.region_slopes is not None:
+        average, to_region = region_of(x, p, pixel.ok, to, image, grid)
+        base = load_slopes(maps, image, of_class_map(maps, image, pixel.top, pixel.ok, grid), average, grid)
+        rest -= to_region * (mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r) * whole
+    of_others = rest, own, spread, to_region, average, base
+    if some((b < 0) | (further[3] != 0)):  # rare
+        write_rare(x, g, maps, in_part, image, inside, grid, pixel, whole, first, of_first, further, of_others)
+    else:
+        every, of_slope = (rest + own) * whole, to_region * whole
+        common = every, of_slope, spread, average, base
+        following, place = tl.program_id(0) * 0 + x.classes, image * grid.maps
+        if maps.region_slopes is not None:
+            following = next_class(maps, place, image, grid)
+        c = following * 0
+        while c + len(numbers) <= x.classes:
+            following, place = write_some(
+                x, g, maps, in_part, image, inside, grid, pixel, c, following, place, common, numbers
+            )
+            c += len(numbers)
+        if len(rest_of_numbers) > 0:
+            write_some(x, g, maps, in_part, image, inside, grid, pixel, c, following, place, common, rest_of_numbers)
+        write_others(x, g, maps, in_part, image, grid, pixel, first, of_first, b, of_others)
+
+
+@triton.jit
+def next_class(maps, place, image, grid):
+    """Return the class of a map of averages of an image, a number beyond all classes after the last one."""
+    mask = place < (image + 1) * grid.maps
+    c = tl.load(maps.average_class + place, mask=mask, other=IGNORED).to(tl.int32)
+    return tl.where(c < 0, grid.classes, c)
+
+
+@triton.jit
+def write_some(x, g, maps, in_part, image, inside, grid, pixel, c, following, place, common, numbers):
+    """Write the gradient by classes c and those after it; return which class has a map of averages next, and where."""
+    every, of_slope, spread, average, base = common
+    values, d = (), ()
+    # Addresses of tiles that step would be exchanged between threads in each turn.
+    here = x.data + c.to(tl.int64) * x.channel
+    there = g.data + in_part * g.image + c.to(tl.int64) * g.channel
+    for i in tl.static_range(len(numbers)):
+        values += (tl.load(here + i * x.channel + pixel.at[0], mask=pixel.read, other=0.0).to(x.real),)
+        d += (-base,)
+    if maps.region_slopes is not None:
+        if following < c + len(numbers):
+            d = ()
+            for i in tl.static_range(len(numbers)):
+                start = of_class_map(maps, image, c + i, True, grid)
+                d += (load_slopes(maps, image, start, average, grid) - base,)
+                place += tl.where(start >= 0, 1, 0)
+            following = next_class(maps, place, image, grid)
+    for i in tl.static_range(len(numbers)):
+        others = every
+        if maps.region_slopes is not None:
+            others += of_slope * d[i]
+        gradient = exp(values[i] - pixel.m) * others
+        if grid.smoothing > 0:
+            gradient -= spread * of_class(grid.weight, image, c + i, True, grid)
+        gradient = tl.where(pixel.ok, gradient, 0.0).to(g.data.dtype.element_ty)
+        tl.store(there + i * g.channel + pixel.p.to(tl.int64) * g.pixel, gradient, mask=inside)
+    return following, place

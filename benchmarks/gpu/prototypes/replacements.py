@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,13 +11,16 @@ from torch import Tensor
 from triton.runtime import driver
 
 from edgeloss._kernels.triton import plans
-from edgeloss._kernels.triton.tiles import INTERPRETED, cdiv, constant, tile_of
+from edgeloss._kernels.triton.label_weights import EDGES, NEAR_EDGES
+from edgeloss._kernels.triton.region import AHEAD, PRODUCTS
+from edgeloss._kernels.triton.tiles import IGNORED, INTERPRETED, cdiv, constant, constants, tile_of
 from prototypes import few, windows
 from prototypes import solve as solve_
 from prototypes import sums as sums_
 
-MOST_RADIUS = 3  # along rows, whose labels are in registers
+MOST_COLUMNS = 9  # of a window at once: what four pixels read of them is in registers
 MOST = 32  # classes whose logits fit in the registers of a thread
+AT_ONCE = 4  # of more classes
 
 
 class Launch(NamedTuple):
@@ -89,6 +93,11 @@ def new(values: Tensor | None) -> Tensor | None:
     return torch.full_like(values, float("nan") if values.is_floating_point() else 77)
 
 
+def limits_registers() -> bool:
+    """Return whether a number of registers can be asked for."""
+    return not INTERPRETED and driver.active.get_current_target().backend == "cuda"
+
+
 def forward(launches: dict[str, Launch]) -> Prototype:
     """Return the prototype of the cross-entropy and the averages."""
     x, maps, of_terms, _, grid = launches["forward"].args
@@ -127,10 +136,16 @@ def backward(launches: dict[str, Launch]) -> Prototype:
     launch = launches["backward"]
     x, g, *others, grid = launch.args
     gradient = new(g.data)
-    classes = tuple(map(constant, range(grid.classes.value)))
-    args = x, g._replace(data=gradient), *others, classes, grid
-    block, options = launch.block if INTERPRETED else 32, {"warps": 1}
-    if grid.decay.value and not INTERPRETED and driver.active.get_current_target().backend == "cuda":
+    given, classes, options = (x, g._replace(data=gradient), *others), grid.classes.value, {"warps": 1}
+    if classes > MOST:
+        if limits_registers():
+            options["maxnreg"] = 104
+        at_once = [tuple(map(constant, range(number))) for number in (AT_ONCE, classes % AT_ONCE)]
+        launch = launch._replace(kernel=few.backward_many_kernel, args=(*given, *at_once, grid), options=options)
+        return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
+    args = *given, tuple(map(constant, range(classes))), grid
+    block = launch.block if INTERPRETED else 32
+    if grid.decay.value and limits_registers():
         options["maxnreg"] = 96  # with fewer, which ptxas chooses for sm_120, a rare path spills some
     launch = launch._replace(kernel=few.backward_few_kernel, args=args, block=block, options=options)
     return Prototype(("backward",), [launch], lambda: [(gradient, g.data)])
@@ -142,21 +157,26 @@ def products(launches: dict[str, Launch]) -> Prototype:
     add_parts, found, sums = launches["add_parts"], new(expected), new(launches["add_parts"].args[3])
     args = z, r, map_class, found, parts, constant(cdiv(parts.size.width, launches["products"].block))
     add_parts = add_parts._replace(args=(found, *add_parts.args[1:3], sums, *add_parts.args[4:]))
-    programs = map_class.numel() * parts.number
+    programs = map_class.numel() * parts.number * parts.slices.value
     kernels = (
         Launch(sums_.products_few_kernel, programs, 1, 32, args, {"warps": 1}),
         Launch(sums_.product_ends_kernel, programs, 1, 8, args, {"warps": 1}),
     )
-    member, n = torch.arange(9, device=z.device)[:, None], torch.arange(sums.shape[2], device=z.device) // 4
-    row, column = member // 3 + (n + 2) // 5, member % 3 + (n + 2) % 5 - 2
-    is_read = (row < 3) & (column >= 0) & (column < 3) | (n == 13)  # of a member with another one, or of it alone
-    is_read = is_read & (map_class >= 0).view(-1, 1, 1)
+    has_other = others_of(sums.shape[1], parts.slices.value).to(z.device) & (map_class >= 0).view(-1, 1, 1)
 
     def pairs() -> list[tuple[Tensor, Tensor]]:
         add_parts.run()
-        return [(torch.where(is_read, sums, 0), torch.where(is_read, launches["add_parts"].args[3], 0))]
+        return [(torch.where(has_other, sums, 0), torch.where(has_other, launches["add_parts"].args[3], 0))]
 
     return Prototype(("products",), [*kernels], pairs)
+
+
+def others_of(members: int, slices: int) -> Tensor:
+    """Return which sums of products of members are with other members, or of one alone, and so are read."""
+    member, place = torch.arange(members)[:, None], torch.arange(slices * PRODUCTS.value)
+    n, group = place % PRODUCTS.value // 4, place // PRODUCTS.value
+    depth, row, column = member // 9 + group - slices // 2, member // 3 % 3 + (n + 2) // 5, member % 3 + (n + 2) % 5 - 2
+    return (depth >= 0) & (depth < 3) & (row < 3) & (column >= 0) & (column < 3) | (n == AHEAD.value)
 
 
 def solve(launches: dict[str, Launch]) -> Prototype:
@@ -175,12 +195,15 @@ def solve(launches: dict[str, Launch]) -> Prototype:
 def slopes(launches: dict[str, Launch]) -> Prototype:
     """Return the prototype of the slopes."""
     z, r, values, terms, stencil, expected, parts, maps = launches["slopes"].args
-    found, (_, height, width) = new(expected), parts.size
+    found, (depth, height, width) = new(expected), parts.size
     given, count = (z, r, values, terms, stencil, found, parts, maps), 4 * width + 4 * max(height - 4, 0)
-    number, strips = values.shape[0], cdiv(max(height - 4, 0), parts.strip.value)
+    number, strips = values.shape[0] * depth, cdiv(max(height - 4, 0), parts.strip.value)
     kernels = [Launch(sums_.slope_ends_kernel, number, count, tile_of(count, 32), (*given, count), {"warps": 1})]
     if strips:
-        kernels.append(Launch(sums_.slopes_few_kernel, number * strips, 1, 32, (*given, strips), {"warps": 1}))
+        options = {"warps": 1}
+        if depth > 1 and limits_registers() and driver.active.get_current_target().arch == 100:
+            options["maxnreg"] = 168  # with the 128 that ptxas chooses, some spill
+        kernels.append(Launch(sums_.slopes_few_kernel, number * strips, 1, 32, (*given, strips), options))
     has_term = values[:, 1].view(*expected.shape[:2], *(1,) * (expected.dim() - 2)) > 0
     return Prototype(
         ("slopes",), kernels, lambda: [(torch.where(has_term, found, 0), torch.where(has_term, expected, 0))]
@@ -188,36 +211,44 @@ def slopes(launches: dict[str, Launch]) -> Prototype:
 
 
 def labels(launches: dict[str, Launch]) -> Prototype:
-    """Return the prototype of what comes from the labels."""
+    """Return the prototype of what comes from the labels; with decay these have been read."""
     target, label, present, expected, ignore, grid, _ = launches["read_labels"].args
-    maps, names = (
-        launches["find_sides"].args[0],
-        ("same_scale", "other_scale", "same_side", "other_side", "other_class"),
-    )
-    others = {name: new(getattr(maps, name)) for name in names}
-    found, there = maps._replace(label=new(label), **others), None if present is None else torch.zeros_like(present)
+    maps, decays = launches["find_sides"].args[0], bool(grid.decay.value)
+    if decays:
+        target, present, ignore = label, None, IGNORED.value
+    results, between = ("same_side", "other_side", "other_class"), ("same_scale", "same_least")
+    of_edges = ("other_scale", "other_least")  # what edge pixels give, and nothing elsewhere
+    found = maps._replace(**{name: new(getattr(maps, name)) for name in (*results, *between, *of_edges)})
+    there = None if present is None else torch.zeros_like(present)
+    if not decays:
+        found = found._replace(label=new(label))
     tile = 16 if INTERPRETED else 4
     size, columns = grid.size, 4 * tile  # of the tiles, of 8 rows
     programs = len(label) * size.depth * cdiv(size.height, 8) * cdiv(size.width, columns)
     sums = new(expected.new_empty(programs, expected.shape[1]))
     flags, (depth, height, width) = label.new_empty(programs, dtype=torch.int8), map(int_of, grid.radius)
-    window, reach = (tuple(map(constant, range(-n * width, 4 + n * width))) for n in (1, 2))
-    rows = constant((2 * depth + 1) * (2 * height + 1))
-    given = found, there, sums, flags, ignore, window, reach, rows, grid, constant(8)
+    strips = cdiv(2 * width + 1, MOST_COLUMNS)
+    window = tuple(map(constant, range(3 + cdiv(2 * width + 1, strips)))), *constants([strips])
+    rows = constant((2 * depth + 1) * (2 * height + 1) * strips)
+    times = cdiv(4 * height, 8) + 1, cdiv(4 * width, columns) + 1
+    times = constant((4 * depth + 1) * math.prod(times)), *constants(times)
+    given = found, there, sums, flags, ignore, window, rows, times, grid, constant(8)
     sides = Launch(windows.sides_few_kernel, programs, 1, tile, (target, *given), {"warps": 1})
     weights = Launch(
         windows.weights_few_kernel, programs, 1, tile, (found, flags, window, rows, grid, constant(8)), {"warps": 1}
     )
 
     def pairs() -> list[tuple[Tensor, Tensor]]:
-        pairs = [(found.label, label), (sums[:, :4].sum(0), expected[:, :4].sum(0))]
-        compared = (*names[2:4], *names[4:] * (maps.other_class is not None))
-        pairs += [(getattr(found, n), getattr(maps, n)) for n in compared]
-        is_edge = (maps.other_scale != 0) & (expected[:, 4:].sum() > 0) & (found.other_scale == found.other_scale)
-        pairs.append((torch.where(is_edge, found.other_scale, 0), torch.where(is_edge, maps.other_scale, 0)))
+        rows = slice(EDGES.value, EDGES.value + 1) if decays else slice(NEAR_EDGES.value)
+        pairs = [(found.label, label), (sums[:, rows].sum(0), expected[:, rows].sum(0))]
+        pairs += [(getattr(found, n), getattr(maps, n)) for n in results if getattr(maps, n) is not None]
+        is_edge = (maps.other_scale != 0) & (expected[:, NEAR_EDGES.value :].sum() > 0)
+        is_edge = is_edge & (found.other_scale == found.other_scale)
+        for name in of_edges[: 1 + decays]:
+            pairs.append(tuple(torch.where(is_edge, getattr(of, name), 0) for of in (found, maps)))
         return pairs if there is None else [*pairs, (there, present)]
 
-    return Prototype(("read_labels", "find_sides", "weigh_pixels"), [sides, weights], pairs)
+    return Prototype(("read_labels", "find_sides", "weigh_pixels")[decays:], [sides, weights], pairs)
 
 
 def int_of(value: Any) -> int:  # noqa: ANN401
@@ -226,15 +257,24 @@ def int_of(value: Any) -> int:  # noqa: ANN401
 
 
 def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
-    """Yield the prototypes that can replace kernels of a call."""
+    """Yield the prototypes that can replace kernels of a call, none of one that launches nothing.
+
+    There are none for logits that are interpolated, and none for the forward pass of many classes or the matrices of
+    volumes, which do not fit in registers.
+    """
+    if "forward" not in launches:
+        return
     x, *_, grid = launches["forward"].args
-    if x.axes.value == 0 and grid.classes.value <= MOST:
+    is_plain = x.axes.value == 0
+    if is_plain and grid.classes.value <= MOST:
         yield forward(launches)
+    if is_plain and "backward" in launches:
         yield backward(launches)
-    if "find_sides" in launches and int_of(grid.radius.width) <= MOST_RADIUS and not grid.decay.value:
+    if "find_sides" in launches:
         yield labels(launches)
-    if "products" in launches and grid.averages.depth == 1 and grid.cells.depth == 1:
+    if "products" in launches:
         yield products(launches)
-        yield solve(launches)
+        if launches["products"].args[4].slices.value == 1:
+            yield solve(launches)
         if "slopes" in launches:
             yield slopes(launches)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning_utilities import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -101,8 +102,14 @@ class _Measured(Metric):
         return measure.score(counts)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:  # noqa: ANN401
-        """Plot values, by default that of :meth:`compute`; see :meth:`torchmetrics.Metric.plot`."""
-        return self._plot(val, ax)
+        """Plot values, by default that of :meth:`compute`; see :meth:`torchmetrics.Metric.plot`.
+
+        Scores of classes in several images are averaged over the images, since a plot has one axis of values.
+        """
+        averaged = apply_to_collection(
+            self.compute() if val is None else val, Tensor, lambda value: value.nanmean(0) if value.dim() > 1 else value
+        )
+        return self._plot(averaged, ax)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> _Measured:
         """Return the metric as it is: counts of another dtype would be others."""

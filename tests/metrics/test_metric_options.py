@@ -478,6 +478,8 @@ def test_wrong_options_of_all_scores() -> None:
     for name in ("radii", "trimap_radii", "percentiles", "tolerances"):
         with pytest.raises(TypeError, match=rf"{name}: expected a list of numbers, but got 3; pass \[3\]"):
             BoundaryScores(4, **{name: 3})
+        with pytest.raises(TypeError, match=rf"{name}: expected a list of numbers, .* pass {name}.tolist\(\)"):
+            BoundaryScores(4, **{name: torch.tensor([3])})
         with pytest.raises((TypeError, ValueError), match=r"expected a.* but got '3'"):
             BoundaryScores(4, **{name: ["3"]})
     with pytest.raises(ValueError, match=r"reduction: expected one of .* but got 'set'"):

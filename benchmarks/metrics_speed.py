@@ -139,10 +139,10 @@ def main() -> None:
     rows = []
     for name in options.metrics:
         rows.append(alone(measured, name, options.images, options.size, options.classes))
+        if options.output:
+            add_rows(options.output, rows[-1:], lambda row: f"{row['metric']} {row['size']}")
         print(name, rows[-1]["milliseconds"], "ms per image,", rows[-1]["megabytes"], "MB", flush=True)
     print("\n".join(markdown_table(["metric", "ms per image:", "MB:"], map(cells, rows))))
-    if options.output:
-        add_rows(options.output, rows, lambda row: f"{row['metric']} {row['size']}")
 
 
 def cells(row: Row) -> list[str]:

@@ -311,7 +311,11 @@ def check_label_map(target: Tensor, *, multilabel: bool = False, classes: int | 
     if dims in (3, 4) and (not multilabel or classes in (None, target.shape[1])):
         return
     hint = {2: "; for a single image pass target.unsqueeze(0)"}
-    hint[5] = "; for labels with a channel pass target.squeeze(1), or multilabel=True if classes may overlap"
+    if dims == 5 and target.shape[1] == 1:
+        hint[5] = "; for labels with a channel pass target.squeeze(1)"
+    elif dims == 5:
+        hint[5] = "; for one-hot labels pass edgeloss.adapters.as_labels(target, logits), or multilabel=True if classes"
+        hint[5] += " may overlap"
     lead = f"B, {classes or 'C'}" if multilabel else "B"
     expected = f"[{lead}, H, W] or [{lead}, D, H, W]"
     raise ValueError(f"target: expected {expected}, but got {list(target.shape)}{hint.get(dims, '')}")

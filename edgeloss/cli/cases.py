@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +39,10 @@ from edgeloss.io import (
     read_prediction,
     remap_labels,
 )
-from edgeloss.io.arrays import check_fits, shortened
+from edgeloss.io.arrays import Choice, check_fits, count_slices, shortened
 from edgeloss.io.images import picture_size
+from edgeloss.io.labels import LABEL_NAMES
+from edgeloss.io.predictions import PREDICTION_NAMES
 from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
@@ -145,9 +147,9 @@ class Reader:
         Raises:
             InputError: if a file cannot be used, or sizes, classes or labels do not fit.
         """
+        parts = [*self.parts(files)]
         if (slices := self._options.slice) is None:
-            return self._read(files, None)
-        parts = [self._read(files, at) for at in slices]
+            return parts[0]
         images = [part.image for part in parts if part.image is not None]
         taken = f"slice {slices[0]}" if len(slices) == 1 else f"slices {slices[0]} to {slices[-1]}"
         return parts[0]._replace(
@@ -157,6 +159,22 @@ class Reader:
             interpretation=f"{parts[0].interpretation}, {taken}",
             slices=[f"slice {at}" for at in slices],
         )
+
+    def parts(self, files: CaseFiles, *, volumes: bool = False) -> Iterator[Case]:
+        """Read the slices of one case one by one, or the image; of ``volumes`` all slices, unless --slice names some.
+
+        Raises:
+            InputError: as in :meth:`read`, and if prediction and mask of a volume differ in the number of slices.
+        """
+        slices: Sequence[int | None] = self._options.slice or [None]
+        if volumes and self._options.slice is None:
+            count = count_slices(files.mask, Choice(LABEL_NAMES, self._options.mask_key))
+            predicted = count_slices(files.prediction, Choice(PREDICTION_NAMES, self._options.key))
+            if predicted != count:
+                raise InputError(f"{files.prediction}: expected {count} slices as in {files.mask}, but got {predicted}")
+            slices = range(count)
+        for at in slices:
+            yield self._read(files, at)
 
     def _read(self, files: CaseFiles, at: int | None) -> Case:
         """Read an image, or slice ``at`` of a volume; sizes are compared before memory is taken, where they can be."""

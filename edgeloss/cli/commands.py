@@ -182,6 +182,7 @@ def _add_metrics(parser: ArgumentParser) -> None:
       edgeloss metrics --pred predictions --mask masks --classes 11
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
       edgeloss metrics --pred predictions --mask masks --classes 11 --scores all --per-image images.csv
+      edgeloss metrics --pred volumes --mask labels --classes 3 --scores all --volumes --spacing 3 1 1
     """
     _add_prediction(parser)
     parser.add_argument(
@@ -192,7 +193,14 @@ def _add_metrics(parser: ArgumentParser) -> None:
         type=_number(1e-100, 1e100),
         nargs="+",
         metavar="SIZE",
-        help="The size of a pixel, or its height and width: with --scores all, lengths are in it.",
+        help="The size of a pixel, or its height and width, of volumes depth, height and width: with --scores all,"
+        " lengths are in it.",
+    )
+    parser.add_argument(
+        "--volumes",
+        action="store_true",
+        help="Score volumes in 3-D: masks [D, H, W], predictions [C, D, H, W] or labels [D, H, W]; with --slice, a"
+        " part of each.",
     )
     parser.add_argument(
         "--per-image", metavar="FILE.csv", type=Path, help="A file for the scores of each image and class."

@@ -8,12 +8,15 @@ import math
 from argparse import Namespace
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from edgeloss._reference.interpolate import readable_logits
 from edgeloss.cli.cases import Reader
 from edgeloss.cli.messages import rounded, say, to_json
 from edgeloss.cli.outputs import say_wrote, write
 from edgeloss.cli.scoring import Scoring, check_per_image
-from edgeloss.cli.work import Work, errors_named, read_split
+from edgeloss.cli.work import CaseFiles, Work, errors_named, read_split
 from edgeloss.viz.scores import mean_of_present
 
 Scores = Mapping[str, float]  # by metric
@@ -28,17 +31,21 @@ def metrics(options: Namespace) -> int:
     check_per_image(options.per_image, (options.pred, options.mask, options.output))
     keeps_images = options.per_image is not None
     scoring = Scoring(
-        options.scores, reader.num_classes, reader.ignore_index, options.spacing, keeps_images=keeps_images
+        options.scores,
+        reader.num_classes,
+        reader.ignore_index,
+        options.spacing,
+        dims=3 if options.volumes else 2,
+        keeps_images=keeps_images,
     )
     for files, said in work:
         said("measuring")
         with work.skipping(files):
-            case = reader.read(files)
-            labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
+            labels, target = _read_labels(reader, files, volumes=options.volumes)
         if files.name in work.skipped:
             continue
         with errors_named(files):  # not to be skipped: some measures have counted it
-            scoring.add(case.name, labels, case.target)
+            scoring.add(files.name, labels, target)
     if len(work.skipped) == len(work.cases):
         return work.finish()
     scores = scoring.scores()
@@ -69,6 +76,16 @@ def metrics(options: Namespace) -> int:
         say_wrote(output)
     reader.say_at_the_end()
     return work.finish()
+
+
+def _read_labels(reader: Reader, files: CaseFiles, *, volumes: bool) -> tuple[Tensor, Tensor]:
+    """Return predicted and true labels of a case: [B, H, W], of an image or of slices, or of a volume [1, D, H, W]."""
+    parts = [
+        (readable_logits(part.logits, part.target != reader.ignore_index).argmax(1), part.target)
+        for part in reader.parts(files, volumes=volumes)
+    ]
+    labels, target = (torch.cat(maps) for maps in zip(*parts, strict=True))
+    return (labels[None], target[None]) if volumes else (labels, target)
 
 
 def _best_and_worst(rows: Mapping[str, Scores]) -> Mapping[str, Scores]:

@@ -52,24 +52,35 @@ class Scoring:
         scores: "default", or "all" for the scores of :class:`edgeloss.metrics.BoundaryScores` too.
         num_classes: C.
         ignore_index: the label of void pixels.
-        spacing: size of a pixel in the surface distances, one number or one per axis; None for 1.
+        spacing: size of a pixel of "all", one number or one per axis; None for 1.
+        dims: 2 for images, 3 for volumes.
         keeps_images: whether to keep the scores of each image.
 
     Raises:
-        InputError: for a spacing of more than two numbers.
+        InputError: for a spacing of another number of axes, or of the default scores, which are in pixels.
     """
 
     def __init__(
-        self, scores: str, num_classes: int, ignore_index: int, spacing: Sequence[float] | None, *, keeps_images: bool
+        self,
+        scores: str,
+        num_classes: int,
+        ignore_index: int,
+        spacing: Sequence[float] | None,
+        *,
+        dims: int,
+        keeps_images: bool,
     ) -> None:
         """Create the metrics."""
         shared: dict[str, Any] = {"ignore_index": ignore_index, "average": "none"}
         iou = MulticlassJaccardIndex(num_classes, zero_division=math.nan, **shared)
         self._metrics: dict[str, Metric] = {"iou": iou}
+        if spacing is not None and scores != "all":
+            raise InputError("--spacing: expected --scores all too, since the default scores are in pixels")
+        if spacing is not None and len(spacing) not in (1, dims):
+            axes = {2: "two, height and width", 3: "three, depth, height and width"}[dims]
+            raise InputError(f"--spacing: expected one size, or {axes}, but got {len(spacing)}")
         if scores == "all":
-            if spacing is not None and len(spacing) > 2:
-                raise InputError(f"--spacing: expected one size, or two, height and width, but got {len(spacing)}")
-            size = None if spacing is None else [*spacing, *spacing][:2]
+            size = spacing[0] if spacing is not None and len(spacing) == 1 else spacing
             self._metrics["all"] = BoundaryScores(num_classes, spacing=size, **shared)
         else:
             self._metrics["boundary_iou"] = BoundaryIoU(num_classes, **shared)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgeloss._checks import inputs
 from edgeloss.io import limits
-from edgeloss.io.files import InputError, reading
+from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading
 
 
 class Array(NamedTuple):
@@ -73,6 +73,16 @@ def read_array(path: Path, choice: Choice) -> Array:
     if values.is_floating_point() and values.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         values = values.float()
     return Array(values, text)
+
+
+def count_slices(path: Path, choice: Choice) -> int:
+    """Return the number of slices of a volume [..., D, H, W], which is read for it."""
+    if path.suffix.lower() not in ARRAY_SUFFIXES:
+        raise InputError(f"{path}: expected a volume [..., D, H, W] in one of {', '.join(ARRAY_SUFFIXES)}")
+    array = read_array(path, choice)
+    if array.values.dim() < 3:
+        raise InputError(f"{path}: expected a volume [..., D, H, W], but got {array.text}")
+    return array.values.shape[-3]
 
 
 def squeeze(values: Tensor, dims: int) -> Tensor:

@@ -19,7 +19,10 @@ from edgeloss.io.images import Note, no_note, open_picture
 
 # Names that are looked for in a file of several arrays.
 LABEL_NAMES = ("labels", "label", "mask", "masks", "target", "targets", "gt", "ground_truth")
-VOLUME = "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N"
+VOLUME = (
+    "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N, or score all by metrics"
+    " --volumes"
+)
 
 
 def read_labels(

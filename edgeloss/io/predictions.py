@@ -23,7 +23,7 @@ from edgeloss.io.images import Note, no_note, open_picture
 from edgeloss.io.labels import VOLUME, are_whole, labels_of_array, one_hot_axis, read_labels
 
 # Names that are looked for in a file of several arrays.
-_NAMES = ("logits", "pred", "prediction", "predictions", "prob", "probs", "probabilities", "out")
+PREDICTION_NAMES = ("logits", "pred", "prediction", "predictions", "prob", "probs", "probabilities", "out")
 _QUANTIZED = "; store logits in a floating dtype, or probabilities [C, H, W] of 8 bits that add up to 255"
 
 PredictionKind = Literal["logits", "probabilities", "labels"]
@@ -126,7 +126,7 @@ def read_prediction(
     """
     path = Path(path)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        array = read_array(path, Choice(_NAMES, key, region, at, within))
+        array = read_array(path, Choice(PREDICTION_NAMES, key, region, at, within))
     elif kind == "probabilities":
         array = _gray_array(path, page, within)
     elif kind == "logits":

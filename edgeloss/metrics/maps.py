@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,14 +77,14 @@ class Reading:
         return pred, target
 
     def _check_not_one_hot(self, pred: Tensor, target: Tensor) -> None:
-        """Check that labels are not one-hot ones [B, C, H, W], which look like volumes of depth C."""
-        classes = self.num_classes
-        for name, labels in (("target", target), ("pred", pred)):
+        """Check that labels are not one-hot ones [B, C, H, W] or [B, H, W, C], which look like volumes."""
+        for (name, labels), axis in itertools.product((("target", target), ("pred", pred)), (1, -1)):
             is_volume = name == "target" and pred.dim() == 5
-            if labels.is_floating_point() or labels.dim() != 4 or labels.shape[1] != classes or is_volume:
+            if labels.is_floating_point() or labels.dim() != 4 or labels.shape[axis] != self.num_classes or is_volume:
                 continue
-            if labels.numel() and bool(((labels == 0) | (labels == 1)).all() & (labels.sum(1) == 1).all()):
-                cure = "edgeloss.adapters.as_labels(target, logits)" if name == "target" else "pred.argmax(1)"
+            if labels.numel() and bool(((labels == 0) | (labels == 1)).all() & (labels.sum(axis) == 1).all()):
+                is_usual = name == "target" and axis == 1
+                cure = "edgeloss.adapters.as_labels(target, logits)" if is_usual else f"{name}.long().argmax({axis})"
                 raise ValueError(
                     f"{name}: expected labels [B, H, W] or [B, D, H, W], but got one-hot labels {list(labels.shape)};"
                     f" pass {cure}"

@@ -20,6 +20,7 @@ from edgeloss._checks.options import (
     check_in,
     check_label,
     check_positive,
+    is_integer,
     is_number,
     spacing_per_axis,
 )
@@ -58,6 +59,8 @@ class LabelMaps:
     def has_hidden_borders(self) -> bool:
         """Whether an image has void and several classes in the target; waits for the device."""
         target = self.y[1].flatten(1)
+        if not target.numel():
+            return False
         void = target < 0
         largest, smallest = target.amax(1), target.masked_fill(void, self.num_classes).amin(1)
         return bool((void.any(1) & (largest > smallest)).any())
@@ -137,6 +140,8 @@ class Measure:
     def _check_shared(self) -> None:
         """Check the options that all metrics have."""
         for label in labels_of(self.ignore_index):
+            if not is_integer(label):
+                raise TypeError(f"ignore_index: expected an int, a list of them or None, but got {self.ignore_index!r}")
             check_label("ignore_index", label)
         check_flag("multilabel", self.multilabel)
         check_count("num_classes", self.num_classes, 1 if self.multilabel else 2)
@@ -235,10 +240,11 @@ def added(counts: Tensor, axis: int) -> Tensor:
 def warn_of_ignored_classes(measure: Measure) -> None:
     """Warn if the pixels of a class are void."""
     if classes := measure.ignored_classes:
+        hint = "; to leave class 0 out of the average pass include_background=False" if 0 in classes else ""
+        are = "is one of" if len(classes) == 1 else "are among"
         warnings.warn(
-            f"ignore_index: {', '.join(map(str, classes))} is one of the {measure.num_classes} classes: its pixels are"
-            " void, and borders next to them do not count; to leave class 0 out of the average pass"
-            " include_background=False",
+            f"ignore_index: {', '.join(map(str, classes))} {are} the {measure.num_classes} classes: their pixels are"
+            f" void, and borders next to them do not count{hint}",
             stacklevel=4,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning_utilities import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -84,7 +85,7 @@ class _Measured(Metric):
                 setattr(self, left_out, getattr(self, left_out) + count_left_out(counts))
             state = getattr(self, name)
             # Out of place, since a state from a block of inference mode may not be changed elsewhere.
-            setattr(self, name, [*state, counts] if isinstance(state, list) else state + added(counts, 0))
+            setattr(self, name, _joined([*state, counts]) if isinstance(state, list) else state + added(counts, 0))
 
     def compute(self) -> Tensor | dict[str, Tensor]:
         """Compute the score of all images since the last reset: 0-d or [C], with ``reduction="none"`` [N] or [N, C]."""
@@ -95,18 +96,31 @@ class _Measured(Metric):
         """Return the score of a measure."""
         counts = getattr(self, _state_name(measure))
         if isinstance(counts, list):
-            counts = torch.cat([self._no_counts(measure), *counts])
+            counts = torch.cat(counts or [self._no_counts(measure)])
         if self.hides_borders and not bool(counts[..., -1, :].any()):
             warn_of_hidden_borders(measure.kind.name)
         return measure.score(counts)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:  # noqa: ANN401
-        """Plot values, by default that of :meth:`compute`; see :meth:`torchmetrics.Metric.plot`."""
-        return self._plot(val, ax)
+        """Plot values, by default that of :meth:`compute`; see :meth:`torchmetrics.Metric.plot`.
+
+        Scores of classes in several images are averaged over the images, since a plot has one axis of values.
+        """
+        averaged = apply_to_collection(
+            self.compute() if val is None else val, Tensor, lambda value: value.nanmean(0) if value.dim() > 1 else value
+        )
+        return self._plot(averaged, ax)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> _Measured:
         """Return the metric as it is: counts of another dtype would be others."""
         return self
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        """Add a state to that of this metric, as ``forward`` and ``merge_state`` do."""
+        super()._reduce_states(incoming_state)
+        for name in self._defaults:
+            if isinstance(state := getattr(self, name), list):
+                setattr(self, name, _joined(state))
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Add up or gather the counts of all ranks, some of which may have no image."""
@@ -125,6 +139,20 @@ class _SurfaceMetric(_Measured):
         measure = next(measure for measure in self.measures.values() if measure.kind.counts_areas)
         counts: Tensor = getattr(self, _state_name(measure, "left out"))
         return counts
+
+
+def _joined(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors whose concatenation is that of ``parts``: few of them, each longer than those after it.
+
+    A small tensor of each batch would lie between the large temporary ones of the next batches, and the allocator could
+    not return their memory to the system. Joining neighbors of similar length copies each image a few times only.
+    """
+    joined: list[Tensor] = []
+    for part in parts:
+        joined.append(part.to(parts[0].device))  # with compute_on_cpu, the parts before are on the CPU
+        while len(joined) > 1 and len(joined[-1]) >= len(joined[-2]):
+            joined[-2:] = [torch.cat(joined[-2:])]
+    return joined
 
 
 def _state_name(measure: Measure, content: str = "counts") -> str:

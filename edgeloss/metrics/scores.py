@@ -80,7 +80,8 @@ class BoundaryScores(_SurfaceMetric):
         several = {"radii": radii, "trimap_radii": trimap_radii, "percentiles": percentiles, "tolerances": tolerances}
         for name, values in several.items():
             if isinstance(values, str) or not isinstance(values, Sequence):
-                raise TypeError(f"{name}: expected a list of numbers, but got {values!r}; pass [{values!r}]")
+                cure = f"{name}.tolist()" if hasattr(values, "tolist") else f"[{values!r}]"
+                raise TypeError(f"{name}: expected a list of numbers, but got {values!r}; pass {cure}")
         shared = num_classes, ignore_index, include_background, multilabel, across_void, average
 
         def measure(kind: Kind, scored: dict[str, Any], **counted: Any) -> Measure:  # noqa: ANN401

@@ -105,7 +105,10 @@ COMMANDS = {
 NOT_NUMBERS = "is damaged, or holds something other than numbers; pickled objects are not read"
 NO_IMAGE = "can't be read as an image"
 SUFFIXES = "expected labels in one of .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth, but got"
-VOLUME = "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N"
+VOLUME = (
+    "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N, or score all by metrics"
+    " --volumes"
+)
 
 # What every command says: of the mask, or of other words.
 EVERY = [

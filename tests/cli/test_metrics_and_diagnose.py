@@ -122,6 +122,49 @@ def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
     ran = measure(run, folders, "--scores", "all", "--spacing", 1, 1, 1)
     assert ran.code == 2
     assert "--spacing: expected one size, or two, height and width, but got 3" in ran.err
+    ran = measure(run, folders, "--spacing", 2)
+    assert ran.code == 2
+    assert "--spacing: expected --scores all too, since the default scores are in pixels" in ran.err
+
+
+def test_volumes_are_scored_in_three_dimensions(run: Run, tmp_path: Path) -> None:
+    from edgeloss.metrics import BoundaryScores
+
+    for folder in ("preds", "masks"):
+        (tmp_path / folder).mkdir()
+    spacing, options = (3.0, 1.0, 0.5), {"ignore_index": 255, "average": "none"}
+    metric, slab = (BoundaryScores(C, spacing=spacing, **options) for _ in range(2))  # type: ignore[arg-type]
+    random = np.random.default_rng(0)
+    for name, depth in (("a", 5), ("b", 7)):
+        mask = np.stack([np.roll(mask_array(), d, 1) for d in range(depth)])
+        logits = random.normal(size=(C, depth, H, W)).astype(np.float32) + 2 * np.eye(C)[mask % 255].transpose(
+            3, 0, 1, 2
+        )
+        np.save(tmp_path / "preds" / f"{name}.npy", logits)
+        np.savez(tmp_path / "masks" / f"{name}.npz", image=mask, label=mask)
+        labels, target = torch.from_numpy(logits.argmax(0))[None], torch.from_numpy(mask)[None]
+        metric.update(labels, target)
+        slab.update(labels[:, 1:4], target[:, 1:4])
+    words = ["--scores", "all", "--volumes", "--spacing", *spacing, "--json", "--per-image", tmp_path / "images.csv"]
+    for part, expected in (([], metric), (["--slice", "1-3"], slab)):
+        scores = json.loads(measure(run, tmp_path, *words, *part).out)
+        for score, of_class in expected.compute().items():
+            actual = [scores["classes"][str(c)][score] for c in range(C)]
+            assert actual == pytest.approx(of_class.tolist(), rel=1e-5), score
+    assert len((tmp_path / "images.csv").read_text().splitlines()) == 1 + 2 * C * len(scores["mean"])
+
+    ran = measure(run, tmp_path, "--scores", "all", "--volumes", "--spacing", 1, 1)
+    assert ran.code == 2
+    assert "--spacing: expected one size, or three, depth, height and width, but got 2" in ran.err
+    np.save(tmp_path / "preds" / "a.npy", logits)
+    Image.fromarray(mask_array()).save(tmp_path / "preds" / "b.png")
+    (tmp_path / "preds" / "b.npy").unlink()
+    ran = measure(run, tmp_path, "--volumes")
+    assert ran.code == 2
+    assert f"a.npy: expected 5 slices as in {tmp_path / 'masks' / 'a.npz'}, but got 7" in ran.err
+    assert "b.png: expected a volume [..., D, H, W] in one of .npy, .npz, .pt, .pth" in ran.err
+    np.savez(tmp_path / "masks" / "a.npz", label=mask_array())
+    assert "a.npz: expected a volume [..., D, H, W], but got uint8 [24, 32]" in measure(run, tmp_path, "--volumes").err
 
 
 def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:

@@ -57,6 +57,17 @@ def medpy(pred: Any, target: Any, spacing: tuple[float, ...]) -> Scores:
     return {name: float(function(pred, target, voxelspacing=spacing)) for name, function in named.items()}
 
 
+MESH_SCORES = {"hd95": "HD_95", "hd100": "HD_100", "assd": "ASSD", "nsd2.5": "NSD_2.5"}
+
+
+def meshmetrics(pred: Any, target: Any, spacing: tuple[float, ...]) -> Scores:
+    """Return the scores of MeshMetrics, which has other surfaces and so agrees with none of our conventions."""
+    from meshmetrics import compute_metrics
+
+    scores = compute_metrics(target, pred, spacing=spacing, taus=(2.5,), metrics=("hd", "assd", "nsd"))
+    return {name: scores[theirs] for name, theirs in MESH_SCORES.items()}
+
+
 LIBRARIES: dict[str, Callable[..., Scores]] = {"monai": monai, "surface-distance": surface_distance, "medpy": medpy}
 
 

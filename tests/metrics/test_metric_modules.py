@@ -13,7 +13,17 @@ from ranks import run_ranks
 from slow_metrics import FUNCTIONS, VOID, blobs
 from torchmetrics import Metric, MetricCollection
 
-from edgeloss.metrics import BoundaryF1, BoundaryIoU, BoundaryScores, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
+from edgeloss.metrics import (
+    AverageSurfaceDistance,
+    BoundaryF1,
+    BoundaryIoU,
+    BoundaryScores,
+    TrimapIoU,
+    average_surface_distance,
+    boundary_f1,
+    boundary_iou,
+    trimap_iou,
+)
 
 CLASSES = {boundary_iou: BoundaryIoU, trimap_iou: TrimapIoU, boundary_f1: BoundaryF1}
 
@@ -60,6 +70,29 @@ def test_copies_keep_the_counts(name: str) -> None:
     for copied in (metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), metric.to("cpu"), loaded):
         copied.update(*second)
         assert torch.equal(copied.compute(), whole.compute())
+
+
+@pytest.mark.parametrize("way", ["update", "forward", "merge_state", "compute_on_cpu"])
+def test_counts_of_images_are_held_in_few_tensors(way: str) -> None:
+    # A small tensor of each image would keep the memory between them from the system.
+    pred, target = blobs(50, 9, 11, 3)
+    options: dict[str, Any] = {"ignore_index": VOID, "average": "none", "reduction": "none"}
+    metric = AverageSurfaceDistance(3, compute_on_cpu=way == "compute_on_cpu", **options)
+    for i in range(50):
+        one = pred[i : i + 1], target[i : i + 1]
+        if way == "merge_state":
+            # The state that is merged comes first.
+            before = metric.metric_state
+            metric = AverageSurfaceDistance(3, **options)
+            metric.update(*one)
+            metric.merge_state(before)
+        else:
+            (metric if way == "forward" else metric.update)(*one)
+    (parts,) = (state for state in metric.metric_state.values() if isinstance(state, list))
+    assert [len(part) for part in parts] == [32, 16, 2]
+    assert sum(part.untyped_storage().nbytes() for part in parts) == 50 * 4 * 3 * 8
+    expected = average_surface_distance(pred, target, 3, **options)
+    assert torch.equal(metric.compute().nan_to_num(-1), expected.nan_to_num(-1))
 
 
 def test_a_collection_shares_counts_only_where_they_are_the_same() -> None:

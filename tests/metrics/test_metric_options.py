@@ -148,8 +148,16 @@ def test_several_labels_to_ignore(function: Any) -> None:
     for labels in ((VOID, -1), [-1, VOID], (-1, VOID, 77)):
         assert equal(function(pred, several, 4, ignore_index=labels, **shared), expected)
         assert equal(CLASSES[function](4, ignore_index=labels, **shared)(pred, several), expected)
-    with pytest.raises(TypeError, match="ignore_index: expected an int or None, but got 'a'"):
+    with pytest.raises(TypeError, match=r"ignore_index: expected an int, a list of them or None, but got \(255"):
         function(pred, target, 4, ignore_index=(VOID, "a"))
+
+
+@every
+def test_images_without_pixels(function: Any) -> None:
+    for size in ((0, 6, 8), (2, 0, 8), (2, 3, 6, 0)):
+        labels = torch.zeros(size, dtype=torch.long)
+        assert function(labels, labels, 3, ignore_index=VOID).isnan()
+        assert CLASSES[function](3, ignore_index=VOID)(labels, labels).isnan()
 
 
 @every
@@ -196,9 +204,17 @@ def test_one_hot_labels_are_an_error(function: Any) -> None:
     ):
         function(one_hot, one_hot, 3)
     with pytest.raises(
-        ValueError, match=r"pred: expected labels .* one-hot labels \[2, 3, 6, 8\]; pass pred.argmax\(1\)"
+        ValueError, match=r"pred: expected labels .* one-hot labels \[2, 3, 6, 8\]; pass pred.long\(\).argmax\(1\)"
     ):
         function(one_hot, labels, 3)
+    channels_last = one_hot.movedim(1, -1)
+    with pytest.raises(
+        ValueError, match=r"target: .* one-hot labels \[2, 6, 8, 3\]; pass target.long\(\).argmax\(-1\)"
+    ):
+        function(channels_last, channels_last, 3)
+    of_volumes = torch.nn.functional.one_hot(torch.randint(3, (2, 4, 6, 8)), 3).movedim(-1, 1)
+    with pytest.raises(ValueError, match=r"target: expected .* \[2, 3, 4, 6, 8\]; for one-hot labels pass .*as_labels"):
+        function(of_volumes, of_volumes, 3)
     volumes = torch.randint(2, (2, 3, 6, 8))  # of depth 3
     function(volumes, volumes, 3)
 
@@ -258,14 +274,13 @@ def test_set_dtype_changes_no_value(metric_class: Any) -> None:
 
 @pytest.mark.parametrize("metric_class", ALL)
 @pytest.mark.parametrize("average", ["macro", "none"])
-def test_plot(metric_class: Any, average: Any) -> None:
+@pytest.mark.parametrize("reduction", ["images", "none"])
+def test_plot(metric_class: Any, average: Any, reduction: Any) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot
 
     mpl.use("agg")
-    metric = updated(metric_class(4, ignore_index=VOID, average=average))
-    if metric_class is BoundaryScores and average == "none":
-        return  # plots of torchmetrics have one level of names
+    metric = updated(metric_class(4, ignore_index=VOID, average=average, reduction=reduction))
     figure, axes = metric.plot()
     assert figure.axes
     assert axes is not None
@@ -463,10 +478,14 @@ def test_wrong_options_of_all_scores() -> None:
     for name in ("radii", "trimap_radii", "percentiles", "tolerances"):
         with pytest.raises(TypeError, match=rf"{name}: expected a list of numbers, but got 3; pass \[3\]"):
             BoundaryScores(4, **{name: 3})
+        with pytest.raises(TypeError, match=rf"{name}: expected a list of numbers, .* pass {name}.tolist\(\)"):
+            BoundaryScores(4, **{name: torch.tensor([3])})
         with pytest.raises((TypeError, ValueError), match=r"expected a.* but got '3'"):
             BoundaryScores(4, **{name: ["3"]})
     with pytest.raises(ValueError, match=r"reduction: expected one of .* but got 'set'"):
         BoundaryScores(4, reduction="set")
+    with pytest.warns(UserWarning, match="ignore_index: 2, 3 are among the 4 classes: .* do not count$"):
+        BoundaryScores(4, ignore_index=[2, 3])
     with pytest.warns(UserWarning, match="ignore_index: 0 is one of the 4 classes") as caught:
         BoundaryScores(4, ignore_index=0)
     assert len(caught) == 1

@@ -179,7 +179,13 @@ ZEROS, LOGITS = torch.zeros(1, 4, 4, dtype=torch.long), torch.rand(1, 3, 4, 4)
 WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     (ZEROS, ZEROS[0], {}, ValueError, r"target: expected \[B, H, W\] or \[B, D, H, W\].* target.unsqueeze\(0"),
     (ZEROS, ZEROS[None, [0, 0]], {}, ValueError, r"pred: expected \[1, 2, 4, 4\], the shape of the target"),
-    (ZEROS, ZEROS[None, None][:, [0, 0]], {}, ValueError, r"got \[1, 2, 1, 4, 4\].*target.squeeze\(1\), or multil"),
+    (
+        ZEROS,
+        ZEROS[None, None][:, [0, 0]],
+        {},
+        ValueError,
+        r"got \[1, 2, 1, 4, 4\].*as_labels.*, or multilabel",
+    ),
     (LOGITS, ZEROS[:, None].expand(-1, 2, -1, -1), {}, ValueError, r"pred: expected logits \[B, 3, D, H, W\] for num"),
     (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
     (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),
@@ -193,7 +199,13 @@ WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     (ZEROS - 1, ZEROS, {}, ValueError, r"pred: expected labels 0 to 2, but got -1 at 16 pixels, first at \[0, 0, 0"),
     (ZEROS, ZEROS, {"num_classes": 1}, ValueError, "num_classes: expected an int ≥ 2, but got 1"),
     (ZEROS, ZEROS, {"num_classes": 2.0}, TypeError, "num_classes: expected an int, but got 2.0"),
-    (ZEROS, ZEROS, {"ignore_index": "a"}, TypeError, "ignore_index: expected an int or None, but got 'a'"),
+    (
+        ZEROS,
+        ZEROS,
+        {"ignore_index": "a"},
+        TypeError,
+        "ignore_index: expected an int, a list of them or None, but got 'a'",
+    ),
     (ZEROS, ZEROS + 255, {"ignore_index": None}, ValueError, "target: expected labels 0 to 2, but got 255 at 16 pix"),
     (ZEROS, ZEROS, {"multilabel": True}, ValueError, r"target: expected \[B, 3, H, W\] or .* got \[1, 4, 4"),
     (

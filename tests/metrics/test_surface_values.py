@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import math
+import sys
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from slow_metrics import VOID, blobs
-from surface_libraries import LIBRARIES, compare
+from surface_libraries import LIBRARIES, compare, meshmetrics, ours
 from torch import Tensor
 
 from edgeloss.metrics import (
@@ -21,7 +25,9 @@ from edgeloss.metrics import (
     average_surface_distance,
     hausdorff_distance,
     surface_dice,
+    surfaces,
 )
+from edgeloss.metrics.measure import LabelMaps
 from edgeloss.metrics.surfaces import element_areas
 
 FUNCTIONS: list[Any] = [hausdorff_distance, average_surface_distance, surface_dice]
@@ -104,6 +110,53 @@ def test_equals_all_pairs_of_elements(size: tuple[int, ...], spacing: tuple[floa
         torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize(("size", "spacing"), SIZES, ids=str)
+def test_transforms_of_cucim_give_the_same_distances(
+    size: tuple[int, ...], spacing: tuple[float, ...], convention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Stand-ins with the signatures of cuCIM and CuPy, which need a GPU: this covers all but their kernels.
+    calls = []
+
+    def distance_transform_edt(
+        image: Any,
+        sampling: Any = None,
+        return_distances: bool = True,
+        return_indices: bool = False,
+        distances: Any = None,
+        indices: Any = None,
+        *,
+        block_params: Any = None,
+        float64_distances: bool = False,
+    ) -> Any:
+        calls.append(image.shape)
+        assert float64_distances
+        return ndimage.distance_transform_edt(image, sampling, return_distances, return_indices, distances, indices)
+
+    cuda = types.SimpleNamespace(Device=contextlib.nullcontext)
+    cupy = types.SimpleNamespace(ones=np.ones, asarray=np.asarray, asnumpy=np.asarray, cuda=cuda)
+    for name in ("cucim", "cucim.core", "cucim.core.operations"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    morphology = types.SimpleNamespace(distance_transform_edt=distance_transform_edt)
+    monkeypatch.setitem(sys.modules, "cucim.core.operations.morphology", morphology)
+
+    pred, target = blobs(3, *size, 4)
+    maps = LabelMaps(torch.stack([pred, target]).masked_fill(target == VOID, -1), 4)
+    expected = surfaces.surface_pairs(maps, convention, spacing)
+    choose = surfaces._distances_on
+    monkeypatch.setattr(surfaces, "_distances_on", lambda device: choose(torch.device("cuda", 1)))
+    assert choose(torch.device("cpu")) is choose(torch.device("cuda"))  # without CuPy
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert choose(torch.device("cpu")) is not choose(torch.device("cuda"))
+    actual = surfaces.surface_pairs(LabelMaps(maps.y, 4), convention, spacing)
+    assert set(calls) == {tuple(n + (convention == "surface-distance") for n in size)}
+    for image, other in zip(actual, expected, strict=True):
+        assert image.keys() == other.keys()
+        for surface, of_tree in zip(itertools.chain(*image.values()), itertools.chain(*other.values()), strict=True):
+            np.testing.assert_allclose(surface.distances, of_tree.distances, rtol=1e-12)
+            assert surface.areas.sum() == pytest.approx(of_tree.areas.sum())
+
+
 def test_by_hand() -> None:
     # A square of 2 × 2 pixels, and the same square one pixel to the right.
     target = torch.zeros(1, 6, 6, dtype=torch.long)
@@ -157,6 +210,23 @@ def test_agrees_with_other_libraries(cases: range, library: str) -> None:
     for seed in cases:
         pred, target, spacing = random_masks(seed)
         assert compare(pred, target, spacing, library)[1] == [], seed
+
+
+@pytest.mark.parametrize("cases", [range(40), pytest.param(range(200), marks=pytest.mark.slow)], ids=len)
+def test_differs_from_meshes_as_documented(cases: range) -> None:
+    """MeshMetrics measures from the middles of contour segments or triangles to anywhere on the other mesh."""
+    pytest.importorskip("meshmetrics", reason="meshmetrics is not installed; pip install pymeshmetrics, for this alone")
+    pairs = []
+    for seed in cases:
+        pred, target, spacing = random_masks(seed)
+        scores = meshmetrics(pred, target, spacing), ours(pred, target, spacing, "surface-distance")
+        pairs.append([[of[name] / (max(spacing) if name != "nsd2.5" else 1) for name in scores[0]] for of in scores])
+    theirs, own = np.array(pairs).transpose(1, 2, 0)
+    low, high = (own - theirs).min(1), (own - theirs).max(1)
+    # HD95, HD and ASSD in the largest side of a pixel, and NSD: the figures of docs/conventions.md.
+    assert (low > [-0.62, -0.36, -0.22, -0.09]).all()
+    assert (high < [0.40, 0.34, -0.02, 0.21]).all()
+    assert own.mean(1) / theirs.mean(1) == pytest.approx([0.97, 1.01, 0.88, 1.0], abs=0.01)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # MONAI passes an argument that it has deprecated

@@ -68,16 +68,24 @@ def test_bold_is_what_is_clear_of_the_other(results: dict[str, dict[str, list[Ro
     for row in plain:
         del row["metrics"]["f1_any_1"]  # as in rows of earlier versions
     results["sets"] = {"camvid": [*plain, *ours, *rival]}
-    (line,) = doc_figures.sets_table()[2:]
-    assert line.startswith("| camvid | 2 | 4, 3, 4 | 55.0 / 55.0 / 55.0 | CE + Dice: 61.0 / 61.0 / **61.0** |")
-    assert line.endswith("| 0.3: **75.8** / 67.5 / 55.8 |")
+    scores = (*doc_figures.MAIN, "f1_any_1")
+    heads = [f"| **{doc_figures.METRICS[name].removesuffix(' ↑')}** | | | | | |" for name in scores]
+    lines = doc_figures.sets_table(*scores)
+    assert lines[0] == "| data | CE | rival | edgeloss 0.3 | the rival | seeds |"
+    expected = [
+        "| camvid | 55.0 | 61.0 | **75.8** | CE + Dice | 4, 3, 4 |",
+        "| camvid | 55.0 | 61.0 | 67.5 | CE + Dice | 4, 3, 4 |",
+        "| camvid | 55.0 | **61.0** | 55.8 | CE + Dice | 4, 3, 4 |",
+    ]
+    assert lines[2:] == [line for pair in zip(heads[:3], expected, strict=True) for line in pair]
     for row in plain:
         row["metrics"]["f1_any_1"] = 0.3
     for cached in (doc_figures.rows_in, doc_figures.quality):
         cached.cache_clear()
-    (line,) = doc_figures.sets_table()[2:]
-    assert "| 55.0 / 55.0 / 55.0 / 30.0 | CE + Dice: 61.0 / 61.0 / **61.0** / 61.0 |" in line
-    assert line.endswith("| 0.3: **75.8** / 67.5 / 55.8 / **75.8** |")
+    assert doc_figures.sets_table(*scores)[8:] == [
+        heads[3],
+        "| camvid | 30.0 | 61.0 | **75.8** | CE + Dice | 4, 3, 4 |",
+    ]
     assert "| camvid | CE + Dice | 3 | **-10.0** [-10.0, -10.0]" in doc_figures.rival_table()[2]
 
 

@@ -62,9 +62,10 @@ def test_pictures_are_taken_of_pages_of_this_version(
         page_pictures.main(words)
         assert {path.name for path in (tmp_path / "images").iterdir()} == NAMES
         for name in page_pictures.SHOTS:
-            wide, narrow = (Image.open(tmp_path / "images" / f"{name}{ending}.png") for ending in ("", "-narrow"))
-            assert wide.width > 1300
-            assert 700 < narrow.width <= 800  # two dots per pixel
+            path = tmp_path / "images" / f"{name}.png"
+            with Image.open(path) as wide, Image.open(path.with_stem(f"{name}-narrow")) as narrow:
+                assert wide.width > 1300
+                assert 700 < narrow.width <= 800  # two dots per pixel
         page = tmp_path / "demo" / "comparison.html"
         page.write_text(page.read_text("utf-8").replace("edgeloss 0.", "edgeloss 9."), encoding="utf-8")
         with pytest.raises(ValueError, match=r"expected a page of edgeloss .*, but got 'edgeloss 9"):

@@ -308,10 +308,10 @@ def test_memory_that_runs_out_names_the_files(run: Run, folder: Path, monkeypatc
 
     for error in (MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't")):
 
-        def read(*_: object, error: Exception = error) -> None:
+        def parts(*_: object, error: Exception = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(Reader, "read", read)
+        monkeypatch.setattr(Reader, "parts", parts)
         ran = run("metrics", "--pred", folder / "pred.npy", "--mask", folder / "mask.png", "--classes", C)
         assert (ran.code, ran.err.count("\n")) == (2, 1)
         assert f"{folder / 'mask.png'} or {folder / 'pred.npy'}: expected a case that fits into memory" in ran.err

@@ -75,6 +75,7 @@ LOSSES: dict[str, Callable[[Case], Loss]] = {
     "cross-entropy": cross_entropy,
     "CE + Dice": with_dice,
     "EdgeAwareLoss()": lambda case: EdgeAwareLoss(multilabel=case.multilabel),
+    "EdgeAwareLoss(edge_focus=8)": lambda case: EdgeAwareLoss(multilabel=case.multilabel, edge_focus=8.0),
     "EdgeAwareLoss(region_weight=0)": lambda case: EdgeAwareLoss(multilabel=case.multilabel, region_weight=0.0),
 }
 

@@ -192,6 +192,7 @@ class Recipe(NamedTuple):
             the edge pixels; a loss with weights of its own has this option alone.
         count: computes what it needs of the pixels per image and class of the training labels.
         earlier: options that rows of earlier versions have: what was computed otherwise then can't be trained again.
+        former: defaults of those versions, where they were others.
     """
 
     title: str
@@ -200,6 +201,7 @@ class Recipe(NamedTuple):
     k: float | None = None
     count: Callable[[Tensor], Tensor] | None = None
     earlier: Options = {}  # noqa: RUF012
+    former: Options = {}  # noqa: RUF012
 
 
 _BALANCE: Options = {"class_balance": 0.0}
@@ -229,6 +231,7 @@ RECIPES = {
         Module,
         _OF_MODULE | {"class_balance": 0.0, "prior": PRIOR, "dice": 0.0},
         earlier=_OF_EARLIER,
+        former={"edge_focus": 8.0},
     ),
     "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
     "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1} | _BALANCE),
@@ -250,8 +253,8 @@ RECIPES = {
 }
 
 
-def defaults(name: str) -> Options:
-    """Return the options of a loss and their defaults, with those of earlier versions.
+def defaults(name: str, options: Mapping[str, Any]) -> Options:
+    """Return the options of a loss and their defaults, those of the version that the given ones name.
 
     Raises:
         ValueError: if there is no such loss.
@@ -259,7 +262,8 @@ def defaults(name: str) -> Options:
     if name not in RECIPES:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
     recipe = RECIPES[name]
-    return recipe.options | ({} if recipe.k is None else {"k": recipe.k} | _BALANCE) | recipe.earlier
+    of_version = recipe.former if options.get("version") else {}
+    return recipe.options | of_version | ({} if recipe.k is None else {"k": recipe.k} | _BALANCE) | recipe.earlier
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:
@@ -272,7 +276,7 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
         ValueError: if the loss or an option does not exist, or classes are balanced where no edge is weighted.
         TypeError: if an option is not a number.
     """
-    known = defaults(name)
+    known = defaults(name, options)
     for key, value in options.items():
         if key not in known:
             raise ValueError(f"options of {name}: expected some of {list(known)}, but got {key!r}")
@@ -291,7 +295,7 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
 
 def loss_title(loss: str, options: Options) -> str:
     """Return a loss as tables name it: its title, and options that are not defaults."""
-    known = defaults(loss)
+    known = defaults(loss, options)
     changed = ", ".join(f"{key} {value:g}" for key, value in options.items() if value != known.get(key, value))
     return RECIPES[loss].title + (f" ({changed})" if changed else "")
 

@@ -69,7 +69,7 @@ def edge_aware_loss(
     edge_weight: float = 1.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
-    edge_focus: float = 8.0,
+    edge_focus: float = 3.0,
     region_weight: float = 3.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,

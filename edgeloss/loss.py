@@ -113,7 +113,7 @@ class EdgeAwareLoss(nn.Module):
     with the edge pixels :math:`n_c` of class c in the batch and their mean over the classes :math:`\bar n`, scaled to a
     mean of 1: each class at the edges has nearly the same share of the edge terms.
 
-    **Edges that are learned.** With ``edge_focus`` γ, by default 8, :math:`\Phi` is the function with the slope
+    **Edges that are learned.** With ``edge_focus`` γ, by default 3, :math:`\Phi` is the function with the slope
     :math:`\min(1, \varepsilon(t) / \varepsilon(t_0))^\gamma`, where :math:`\varepsilon` turns the mean edge term into a
     share of error, and :math:`t_0` is the edge term of a uniform prediction. The slope is the weight of the edge terms
     of a class in an image: 1 while they are no better than uniform, and less as they are learned.
@@ -163,7 +163,7 @@ class EdgeAwareLoss(nn.Module):
         edge_weight: float = 1.0,
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
-        edge_focus: float = 8.0,
+        edge_focus: float = 3.0,
         region_weight: float = 3.0,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,

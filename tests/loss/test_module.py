@@ -52,7 +52,7 @@ def test_holds_arguments_and_calls_the_function() -> None:
         assert twin(x, y) == expected
     assert repr(EdgeAwareLoss()) == (
         "EdgeAwareLoss(edge_class_weight='balanced', ignore_index=-100, ce_weight=1.0, edge_weight=1.0,"
-        " other_side_weight=1.0, same_side_weight=1.0, edge_focus=8.0, region_weight=3.0, radius=1, power=0.0)"
+        " other_side_weight=1.0, same_side_weight=1.0, edge_focus=3.0, region_weight=3.0, radius=1, power=0.0)"
     )
     assert "edge_class_weight=None" in repr(EdgeAwareLoss(edge_class_weight=None))
 

@@ -270,7 +270,7 @@ class Options:
     other_side_weight: float = _option(1.0, _check_weight, "Weight of the other-side term among the edge terms, ≥ 0.")
     same_side_weight: float = _option(1.0, _check_weight, "Weight of the same-side term among the edge terms, ≥ 0.")
     edge_focus: float = _option(
-        8.0,
+        3.0,
         partial(check_in, low=0, high=1000),
         "Exponent γ ≥ 0: the weight of the edge terms of a class in an image is its error there to the power of γ, so"
         " that edges which are learned count less; 0 for equal weights.",

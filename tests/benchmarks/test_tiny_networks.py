@@ -42,7 +42,7 @@ def test_sentence_counts_what_all_losses_were_trained_on(monkeypatch: pytest.Mon
         "of 2 trainings each, 2 with cross-entropy, 0 with CE + Dice, 1 with the default, 0 with `region_weight=0`"
     )
     assert doc_figures.lesions_sentences() == [sentence]
-    assert doc_figures.LESIONS.keys() == LOSSES.keys()
+    assert doc_figures.LESIONS.keys() <= LOSSES.keys()
 
 
 @pytest.mark.parametrize("case", lesions.CASES, ids=lambda case: case.name)

@@ -131,8 +131,8 @@ class LastCheckpoint(Checkpoint):
         if self._signal is None and self._is_speaking:
             os.write(2, b"train.py: stopping after this step; press Ctrl-C again to stop at once\n")
         self._signal = self._signal or number
-        # A worker that the same signal ends must not raise an error in the middle of the step. With SIG_DFL, Python would
-        # print an error where its end has been noted, but not handled yet.
+        # A worker that the same signal ends must not raise an error in the middle of the step. With SIG_DFL, Python
+        # would print an error where its end has been noted, but not handled yet.
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     @property

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 _UP = 2  # folders above the predictions in which a run is looked for
 _MOST = 2**20  # bytes of a configuration
@@ -42,27 +46,28 @@ def _settings(predictions: Path) -> dict[str, str]:
 
 
 def flat_settings(text: str) -> dict[str, str]:
-    r"""Return the settings of a configuration in YAML as Lightning writes it, by the names of a command line.
+    r"""Return the settings of a configuration in YAML, by the names of a command line.
+
+    Raises:
+        ValueError: if the text is not YAML, or repeats parts by reference, of which a few lines make any size.
 
     Example:
         >>> flat_settings("a: 1\nb:\n  c: x\n  d:\n  - 2\n  - 3\n")
         {'a': '1', 'b.c': 'x', 'b.d': '2, 3'}
     """
-    settings: dict[str, str] = {}
-    path: list[tuple[int, str]] = []  # the names around a line, with their indents
-    for line in text.splitlines():
-        content = line.strip()
-        indent = len(line) - len(line.lstrip())
-        if not content or content.startswith("#"):
-            continue
-        if content.startswith("- "):
-            name = ".".join(filter(None, (key for _, key in path)))
-            settings[name] = ", ".join(filter(None, (settings.get(name), content[2:])))
-            continue
-        while path and path[-1][0] >= indent:
-            path.pop()
-        key, _, value = content.partition(":")
-        path.append((indent, "" if key == "init_args" else key))  # of the class that is named next to them
-        if value.strip():
-            settings[".".join(filter(None, (key for _, key in path)))] = value.strip()
-    return settings
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("expected YAML without references")
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"expected YAML: {error}") from error
+    return dict(_flat(settings, "")) if isinstance(settings, dict) else {}
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    if isinstance(value, dict):
+        for key, part in value.items():
+            # The arguments of a class stand under the class's name.
+            yield from _flat(part, name if key == "init_args" else f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

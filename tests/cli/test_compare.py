@@ -57,7 +57,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
         ["b"],
     ]
     assert "Chosen by a rule among all 3 images" in parts_of(page, "heading")[0]["about"]
-    tables, terms = parts_of(page, "tables")  # a network that nobody knows has no settings
+    tables, terms = parts_of(page, "tables")  # without a config.yaml no settings
     whole, iou, f1 = tables["tables"]
     assert [table["head"] for table in (whole, iou, f1, *terms["tables"])] == [
         [first, "preds", "better", "change"] for first in ("score", "class", "class", "term")

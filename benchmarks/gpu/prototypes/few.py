@@ -14,6 +14,7 @@ from edgeloss._kernels.triton.terms import (
     Factors,
     Pixel,
     Slopes,
+    add_edges,
     average_at,
     cross_entropy_slopes,
     factor_of,
@@ -21,8 +22,6 @@ from edgeloss._kernels.triton.terms import (
     load_slopes,
     mean_slope,
     of_class_map,
-    other_side_factor,
-    other_side_slopes,
     places,
     seen_pixel,
     share,
@@ -167,32 +166,6 @@ def factors(grad, slopes, number):
 
 
 @triton.jit
-def add_edges(x, pixel, whole, own, rest, maps, to, image, grid):
-    """Return ``own`` and ``rest`` with what the edge terms give to them, B, the first class across an edge, and its t.
-
-    After them comes what :func:`write_class` takes of a likely class across an edge.
-    """
-    start, p, y, ok = image * grid.pixels, pixel.p, pixel.y, pixel.ok
-    b, t_likely = rest * 0, rest * 0
-    first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
-    if maps.same_side is not None:
-        b = tl.load(maps.other_side + start + p, mask=ok, other=0.0)
-        if some(b != 0):
-            if x.classes == 2:
-                own += other_side_factor(x, to, image, 1 - y, b != 0) * b
-            else:
-                sum_t, of_likely, likely, rest_m, rest_r, first, of_first = other_side_slopes(
-                    x, pixel, b, image, maps, to, grid
-                )
-                rest -= sum_t
-                t_likely = of_likely * whole
-        a = tl.load(maps.same_side + start + p, mask=ok, other=0.0)
-        if some(a != 0):
-            own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
-    return own, rest, b, first, of_first, (likely, rest_m, rest_r, t_likely, to)
-
-
-@triton.jit
 def region_of(x, p, ok, to, image, grid):
     """Return the averages of pixels, and what arrives at their slopes."""
     z, row, column = place_of(p, grid.size)
@@ -226,7 +199,7 @@ def backward_few_kernel(
     pixel, whole = Pixel(at, p, inside, ok, y, m, r, top), reciprocal(1 + r)
     to = factors(grad, slopes, number)
     own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
-    own, rest, b, first, of_first, further = add_edges(x, pixel, whole, own, rest, maps, to, image, grid)
+    own, rest, b, first, of_first, further = add_edges(x, pixel, own, rest, maps, to, image, grid)
     average, to_region, base, d = p, zeros, zeros, e
     if maps.region_slopes is not None:
         average, to_region = region_of(x, p, ok, to, image, grid)
@@ -316,7 +289,7 @@ def backward_many_kernel(
     pixel = seen_pixel(x, maps, image, p, inside, grid)
     to, whole = factors(grad, slopes, number), reciprocal(1 + pixel.r)
     own, rest, spread = cross_entropy_slopes(x, to, image, p, pixel.y, pixel.ok, grid, WIDE)
-    own, rest, b, first, of_first, further = add_edges(x, pixel, whole, own, rest, maps, to, image, grid)
+    own, rest, b, first, of_first, further = add_edges(x, pixel, own, rest, maps, to, image, grid)
     average, to_region, base = p, rest * 0, rest * 0
     if maps.region_slopes is not None:
         average, to_region = region_of(x, p, pixel.ok, to, image, grid)

@@ -360,20 +360,14 @@ def cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE: tl.constexpr):
     return own, rest, spread
 
 
-@triton.jit(do_not_specialize=["first_image"])
-def backward_kernel(
-    x, g, maps, grad, slopes, places, first_image, WIDE: tl.constexpr, grid, TILE: tl.constexpr
-):  # fmt: skip
-    """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
-    in_part, p, inside = tile(grid.pixels, TILE)
-    image, start = in_part + first_image, (in_part + first_image) * grid.pixels
-    pixel = seen_pixel(x, maps, image, p, inside, grid)
-    at, y, ok = pixel.at, pixel.y, pixel.ok
-    to = Factors(1.0, slopes, places)
-    if grad is not None:
-        to = Factors(tl.load(grad).to(tl.float64), slopes, places)
-    own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
-    b, t_likely = rest * 0, rest * 0
+@triton.jit
+def add_edges(x, pixel, own, rest, maps, to, image, grid):
+    """Return ``own`` and ``rest`` with what the edge terms give to them, B, the first class across an edge, and its t.
+
+    After them comes what :func:`write_class` takes of a likely class across an edge.
+    """
+    start, p, y, ok = image * grid.pixels, pixel.p, pixel.y, pixel.ok
+    b, of_likely = rest * 0, rest * 0
     first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.same_side is not None:
         b = tl.load(maps.other_side + start + p, mask=ok, other=0.0)
@@ -385,10 +379,26 @@ def backward_kernel(
                     x, pixel, b, image, maps, to, grid
                 )
                 rest -= sum_t
-                t_likely = of_likely / (1 + pixel.r)
         a = tl.load(maps.same_side + start + p, mask=ok, other=0.0)
         if some(a != 0):
             own += factor_of(to, 1 + image * x.classes + y, a != 0).to(x.real) * a
+    return own, rest, b, first, of_first, (likely, rest_m, rest_r, of_likely, to)
+
+
+@triton.jit(do_not_specialize=["first_image"])
+def backward_kernel(
+    x, g, maps, grad, slopes, places, first_image, WIDE: tl.constexpr, grid, TILE: tl.constexpr
+):  # fmt: skip
+    """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
+    in_part, p, inside = tile(grid.pixels, TILE)
+    image = in_part + first_image
+    pixel = seen_pixel(x, maps, image, p, inside, grid)
+    at, y, ok = pixel.at, pixel.y, pixel.ok
+    to = Factors(1.0, slopes, places)
+    if grad is not None:
+        to = Factors(tl.load(grad).to(tl.float64), slopes, places)
+    own, rest, spread = cross_entropy_slopes(x, to, image, p, y, ok, grid, WIDE)
+    own, rest, b, first, of_first, further = add_edges(x, pixel, own, rest, maps, to, image, grid)
     average, base, to_region = p, rest * 0, rest * 0
     if maps.region_slopes is not None:
         z, row, column = place_of(p, grid.size)
@@ -405,8 +415,8 @@ def backward_kernel(
     state = Slopes(pixel, 1 / (1 + pixel.r), own, of_label, rest, spread, first, of_first, average, base, to_region)
     if maps.other_class is None:
         write_gradient(x, g, maps, in_part, image, inside, grid, state, None)
-    elif some((b < 0) | (t_likely != 0)):  # rare
-        write_gradient(x, g, maps, in_part, image, inside, grid, state, (likely, rest_m, rest_r, t_likely, to))
+    elif some((b < 0) | (further[3] != 0)):  # rare: a likely class
+        write_gradient(x, g, maps, in_part, image, inside, grid, state, further)
     else:
         write_gradient(x, g, maps, in_part, image, inside, grid, state, None)
 
@@ -439,7 +449,8 @@ def write_class(x, g, in_part, image, inside, v, c, slope, state, further, more,
     if grid.smoothing > 0:
         gradient -= state.spread * of_class(grid.weight, image, c, (c < x.classes) & (c >= 0), grid)
     if further is not None:
-        likely, rest_m, rest_r, t_likely, of_terms = further
+        likely, rest_m, rest_r, of_likely, of_terms = further
+        t_likely = of_likely * state.whole
         # A likely class gives t to itself, which comes from the others, by their shares without it.
         below = tl.where(likely == c, 0.0, tl.minimum(v - rest_m, 0.0))
         gradient += tl.where(t_likely != 0, tl.where(likely == c, 1.0, -exp(below) / (1 + rest_r)) * t_likely, 0.0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()  # of this CPU: AVX512, AVX2 or less
 
@@ -59,6 +60,16 @@ def end_with_parent() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- time
+
+
+def make_pass(loss: Callable[..., Tensor], logits: Tensor, *others: object) -> Callable[[], None]:
+    """Return a forward and backward pass of a loss."""
+
+    def run() -> None:
+        loss(logits, *others).sum().backward()
+        logits.grad = None  # here, so that each loss pays for freeing its own gradient
+
+    return run
 
 
 def median_seconds(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from label_maps import VOID, edge_fraction, noise, regions, scenes
-from measure import alone, held_memory, median_seconds
+from measure import alone, held_memory, make_pass, median_seconds
 from result_table import Row
 
 
@@ -109,16 +109,6 @@ def make_losses(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[Tenso
     plain = partial(cross_entropy, reduction=case.options.get("reduction", "mean"))
     known = {NAMES[0]: plain, NAMES[1]: criterion(), NAMES[2]: criterion(region_weight=0)}
     return {name: known[name] if name in known else torch.compile(plain) for name in names}
-
-
-def make_pass(loss: Callable[..., Tensor], logits: Tensor, *others: object) -> Callable[[], None]:
-    """Return a forward and backward pass of a loss."""
-
-    def run() -> None:
-        loss(logits, *others).sum().backward()
-        logits.grad = None  # here, so that each loss pays for freeing its own gradient
-
-    return run
 
 
 def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:

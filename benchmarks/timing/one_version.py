@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import edgeloss
-from measure import added_memory
+from measure import added_memory, make_pass
 
 
 def main(inputs: str, tree: str, threads: int, options: list[dict[str, Any]]) -> None:
@@ -25,21 +25,17 @@ def main(inputs: str, tree: str, threads: int, options: list[dict[str, Any]]) ->
     logits, target = torch.load(inputs)
     logits.requires_grad_()
     clock = time.thread_time if threads == 1 else time.perf_counter
-    losses = [edgeloss.EdgeAwareLoss(backend="fused", **of_one) for of_one in options]
-
-    def run(loss: edgeloss.EdgeAwareLoss) -> None:
-        loss(logits, target).sum().backward()
-        logits.grad = None
+    runs = [make_pass(edgeloss.EdgeAwareLoss(backend="fused", **of_one), logits, target) for of_one in options]
 
     for line in sys.stdin:
         passes, figures = int(line), []
-        for loss in losses:
+        for run in runs:
             if passes == 0:
-                figures.append(float(added_memory(lambda loss=loss: run(loss)) - logits.nbytes))
+                figures.append(float(added_memory(run) - logits.nbytes))
                 continue
             start = clock()
             for _ in range(passes):
-                run(loss)
+                run()
             figures.append(1e3 * (clock() - start) / passes)
         print(json.dumps(figures), flush=True)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from baselines.recipes import RECIPES, Options, Progress, loss_title, make
 from label_maps import VOID
-from measure import added_memory, alone, median_seconds
+from measure import added_memory, alone, make_pass, median_seconds
 from result_table import Row
-from timing.losses import Case, make_inputs, make_pass
+from timing.losses import Case, make_inputs
 
 LOSSES: list[tuple[str, Options]] = [*((name, {}) for name in RECIPES), ("abl", {"lovasz": 1.0})]
 

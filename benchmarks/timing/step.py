@@ -13,10 +13,10 @@ import torch
 
 from edgeloss import EdgeAwareLoss
 from label_maps import VOID
-from measure import median_seconds
+from measure import make_pass, median_seconds
 from result_table import Row
 from segkit.model import UNet
-from timing.losses import Case, make_inputs, make_pass
+from timing.losses import Case, make_inputs
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:

@@ -64,7 +64,7 @@ def check() -> None:
         )
 
 
-_WRONG: dict[torch.device, Tensor] = {}  # out-of-range labels of calls that nobody waited for, 0-d
+_WRONG: dict[torch.device, Tensor] = {}  # how many labels were out of range in asynchronous calls, 0-d
 
 
 def recorded_wrong(device: torch.device) -> Tensor:

@@ -33,7 +33,7 @@ def main(accumulated: int = 4, epochs: int = 3) -> nn.Module:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, CLASSES, 3, padding=1))
     criterion = EdgeAwareLoss(sync_normalizer=True).to(accelerator.device)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(squares(64), IMAGES // accumulated // accelerator.num_processes)
     network, optimizer, loader = accelerator.prepare(network, optimizer, loader)
     for epoch in range(epochs):

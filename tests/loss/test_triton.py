@@ -46,7 +46,8 @@ def test_operators_are_as_torch_expects_them(classes: int, decay: float | None) 
         f"edgeloss_triton::{name}" for name in ("edge_loss", "reduce", "edge_loss_backward")
     ]
     for operator, arguments in calls:
-        check_registration(operator, [*arguments.values()])
+        # On a GPU forward fills what backward reads of its state, and nothing else.
+        check_registration(operator, [*arguments.values()], writes_all=False)
 
 
 @pytest.mark.slow

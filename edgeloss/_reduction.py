@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss._checks.inputs import Call, Inputs, check_that, may_read, result_dtype, widest
@@ -111,7 +112,7 @@ class Kernels(Protocol):
     def reduce(self, normalizer: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the loss, 0-d, and its figures, a place for each :class:`Value`."""
 
-    def attach(self, loss: Tensor, combined: Combined, of_region: Tensor | None) -> Tensor:
+    def attach(self, loss: Tensor, combined: Combined, edges: Places, of_region: Tensor | None) -> Tensor:
         """Make a map of the loss a function of the logits; ``of_region`` is the factor of R at each pixel."""
 
 
@@ -197,9 +198,14 @@ def reduce(sums: Sums, call: Call) -> LossResult:
     combined = combine(sums, call, normalizer)
     loss = combined.loss
     if options.reduction == "none" and sums.maps is not None:
-        loss, of_region = total_map(sums.maps, sums.regions, call, combined)
+        y, valid = inputs.labels()
+        edges = Places(y, sums.maps.edge_mask, combined.t.shape[1] // inputs.tables)
+        of_region = None
+        if sums.regions is not None:
+            of_region = options.region_weight * weights_of_pixels(inputs, y, valid).to(result_dtype(inputs.logits))
+        loss = total_map(sums, call, combined, edges, of_region)
         if kernels is not None:
-            loss = kernels.attach(loss, combined, of_region)
+            loss = kernels.attach(loss, combined, edges, of_region)
         loss = inputs.as_given(loss)
     values = torch.stack([*combined.values.values()]).detach()
     return LossResult(loss.to(result_dtype(inputs.logits)), tuple(combined.values), values, sums)
@@ -372,20 +378,18 @@ def weights_of_pixels(inputs: Inputs, y: Tensor, valid: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- the terms as maps
 
 
-def total_map(maps: LossMaps, regions: Regions | None, call: Call, combined: Combined) -> tuple[Tensor, Tensor | None]:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge · Φ(t)/t), and R's factor."""
-    inputs, options, of_region = call.inputs, call.options, None
-    (y, valid), v = inputs.labels(), inputs.pixel_weight
+def total_map(sums: Sums, call: Call, combined: Combined, edges: Places, of_region: Tensor | None) -> Tensor:
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge · Φ(t)/t)."""
+    (inputs, options, *_), maps, regions = call, sums.maps, sums.regions
+    assert maps is not None
+    v = inputs.pixel_weight
     total = weigh(_combine((options.ce_weight, maps.cross_entropy)), v)
     if regions is not None:
-        real = result_dtype(inputs.logits)
-        of_image = regions.value.to(real).repeat_interleave(inputs.tables).view(-1, *[1] * (y.dim() - 1))
-        of_region = options.region_weight * weights_of_pixels(inputs, y, valid).to(real)
+        of_image = regions.value.to(total).repeat_interleave(inputs.tables).view(-1, *[1] * (total.dim() - 1))
         total = total + weigh(of_image, of_region)
-    per_edge = weigh(mean_slope(combined), combined.u).to(total)
-    factor = at_pixels(per_edge, inputs.tables, y, maps.edge_mask)
+    factor = edges.spread(weigh(mean_slope(combined), combined.u).to(total))
     edge = _combine((options.edge_weight, maps.edge))
-    return total + weigh(edge, factor if v is None else factor * v), of_region
+    return total + weigh(edge, factor if v is None else factor * v)
 
 
 def mean_slope(combined: Combined) -> Tensor:
@@ -393,11 +397,29 @@ def mean_slope(combined: Combined) -> Tensor:
     return torch.where(combined.t > 0, ratio(combined.focused, combined.t), combined.slope)
 
 
-def at_pixels(values: Tensor, tables: int, y: Tensor, mask: Tensor) -> Tensor:
-    """Return values of each image and class, [B, C], at the pixels of a mask by their labels [B, *S]; 0 elsewhere."""
-    of_images = values.reshape(values.shape[0] * tables, values.shape[1] // tables)
-    found = of_images.gather(1, torch.where(mask, y, 0).flatten(1)).view_as(y)
-    return torch.where(mask, found, 0.0)
+class Places:
+    """Where each pixel of a mask belongs in a table [B, C] of images and classes, by its label.
+
+    The other pixels have a column of their own, so that no label is read there and no value either.
+    """
+
+    def __init__(self, y: Tensor, mask: Tensor, classes: int) -> None:
+        rows = torch.arange(y.shape[0], device=y.device)  # len() would fix the size of an exported batch
+        rows = (rows * (classes + 1)).view(-1, *[1] * (y.dim() - 1))
+        self._place = (torch.where(mask, y, classes) + rows).flatten()
+        self._shape, self._classes = y.shape, classes
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values [B, C], in any shape of as many, at the pixels, [B, *S]; 0 off the mask."""
+        table = F.pad(values.reshape(self._shape[0], self._classes), (0, 1))
+        return table.flatten().index_select(0, self._place).view(self._shape)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sums of a map over the pixels of the mask, by image and class, [B, C]."""
+        wide = widest(values.device)
+        sums = torch.zeros(self._shape[0] * (self._classes + 1), dtype=wide, device=values.device)
+        sums = sums.scatter_add(0, self._place, values.to(wide).flatten())  # which keeps no values for its derivative
+        return sums.view(self._shape[0], self._classes + 1)[:, :-1].contiguous()
 
 
 def weigh(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -17,17 +17,16 @@ from edgeloss._reduction import (
     Combined,
     EdgeRow,
     LossMaps,
+    Places,
     Regions,
     SumRow,
     Sums,
-    at_pixels,
     edge_term,
     mean_slope,
     ratio,
     weigh,
 )
 from edgeloss._reference.custom_ops import is_evenly_spaced
-from edgeloss._reference.terms import sums_by_class
 
 _COUNT = len(Outputs._fields)
 
@@ -91,10 +90,9 @@ class _Call:
             loss, slopes, values = self._kernels.reduce.default(*given)
         return self._attach(loss, slopes, None), values
 
-    def attach(self, loss: Tensor, combined: Combined, of_region: Tensor | None) -> Tensor:
+    def attach(self, loss: Tensor, combined: Combined, edges: Places, of_region: Tensor | None) -> Tensor:
         """Make a map of the loss a function of the logits."""
         inputs, options, outputs = self._inputs, self._options, self._outputs
-        y, valid = inputs.labels()
         u = torch.ones_like(combined.t[:1]) if combined.u is None else combined.u
         per_edge, n = mean_slope(combined), outputs.edge_sums[EdgeRow.WEIGHT].view_as(combined.t)
         at_all, on_edges = (u * per_edge, u * ratio(combined.slope - per_edge, n * combined.t))
@@ -109,8 +107,8 @@ class _Call:
             v u [g Φ(t)/t + (φ - Φ(t)/t) / (n t) Σ_bc g v edge].
             """
             of_pixels = weigh(grad, inputs.pixel_weight)
-            total = sums_by_class(weigh(of_pixels, edge), y, valid, table.shape[1]).view_as(combined.t)
-            own, others = (at_pixels(x, inputs.tables, y, valid).to(edge) for x in (at_all, weigh(total, on_edges)))
+            total = edges.sum(weigh(of_pixels, edge)).view_as(combined.t)
+            own, others = (edges.spread(x.to(edge)) for x in (at_all, weigh(total, on_edges)))
             of_edges = of_pixels * own + weigh(others, inputs.pixel_weight)
             of_regions = outputs.image_weight
             if of_region is not None:

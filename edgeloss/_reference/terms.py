@@ -38,7 +38,7 @@ from torch import Tensor
 
 from edgeloss._checks.inputs import Call, check_labels_of, check_values, result_dtype, widest
 from edgeloss._checks.options import NO_POWER, Options
-from edgeloss._reduction import LossMaps, Sums, edge_term, places_of_labels, weigh, weights_of_pixels
+from edgeloss._reduction import LossMaps, Places, Sums, edge_term, places_of_labels, weigh, weights_of_pixels
 from edgeloss._reference import region
 from edgeloss._reference.custom_ops import opaque_to_compilers
 from edgeloss._reference.interpolate import readable_logits
@@ -69,14 +69,15 @@ def evaluate(call: Call, by_kernels: Callable[..., tuple[Tensor, Tensor]] | None
     x, v = readable_logits(inputs.logits, valid), inputs.pixel_weight
     radius, power, classes = clipped(inputs.radius, y.shape), options.power, max(2, inputs.logits.shape[1])
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
+    places = Places(y, mask, classes)
     distance, log_w = neighbor_weights(inputs, y, valid, mask, options.decay, everywhere=maps)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
         sides = (by_kernels or edge_terms)(x, y, valid, mask, log_w, radius, power)
-        of_edges = torch.stack([sums_by_class(weigh(side, v), y, mask, classes) for side in sides])
+        of_edges = torch.stack([places.sum(weigh(side, v)) for side in sides])
     else:
         of_edges = edge_sums(x, y, valid, mask, log_w, v, radius)
-    n = sums_by_class(mask if v is None else v, y, mask, classes)
+    n = places.sum(mask if v is None else v)
     w = weights_of_pixels(inputs, y, valid).sum(dtype=n.dtype)
     counted = [w, *(pixels.sum(dtype=n.dtype) for pixels in (valid, mask))]
     of_batch = torch.stack([weighted_total(cross_entropy, v), *counted])
@@ -202,21 +203,6 @@ def edge_terms(
     empty = x.new_zeros(y.numel())
     same_side, other_side = (empty.index_copy(0, center, torch.cat(term)).view_as(y) for term in terms)
     return same_side, other_side
-
-
-def sums_by_class(values: Tensor, y: Tensor, mask: Tensor, classes: int) -> Tensor:
-    """Return the sums of a map over the pixels of a mask, by image and class, [B, C]."""
-    wide = widest(y.device)
-    place = torch.where(mask, y, 0) + _first_of_images(y, classes)
-    chosen = torch.where(mask, values, 0).to(wide).flatten()
-    sums = torch.zeros(y.shape[0] * classes, dtype=wide, device=y.device)
-    return sums.index_add(0, place.flatten(), chosen).view(y.shape[0], classes)
-
-
-def _first_of_images(y: Tensor, classes: int) -> Tensor:
-    """Return the place of class 0 of each image in a table [B, C], [B, 1, ...]."""
-    images = torch.arange(y.shape[0], device=y.device)  # len() would fix the size of an exported batch
-    return (images * classes).view(-1, *[1] * (y.dim() - 1))
 
 
 @opaque_to_compilers(lambda x, y, *_: x.new_empty((2, *x.shape[:2]), dtype=widest(y.device)))

@@ -251,7 +251,8 @@ def _part_of_gradient(name: str, sums: Sums, checked: inputs.Inputs, loss: Tenso
     if sums.maps is None or of_term is not sums.edges:
         return reduction.weigh(of_term[row], slopes[row]).sum()
     y, _ = checked.labels()
-    slope = reduction.at_pixels(slopes[row][0], checked.tables, y, sums.maps.edge_mask)
+    places = reduction.Places(y, sums.maps.edge_mask, slopes.shape[-1] // checked.tables)
+    slope = places.spread(slopes[row][0])
     return reference.weighted_total(getattr(sums.maps, name), reduction.weigh(slope, checked.pixel_weight))
 
 

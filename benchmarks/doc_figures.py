@@ -44,7 +44,7 @@ from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
 CONTROL = "edge-weighted CE (k 12, class_balance 1)"
-NAMES_OF_RIVALS = {CONTROL: "control", "CE + Dice (weight 2, k 12, class_balance 1)": "control + Dice"}
+NAMES_OF_LOSSES = {CONTROL: "control", "CE + Dice (weight 2, k 12, class_balance 1)": "control + Dice"}
 RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
 NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
 BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
@@ -61,6 +61,18 @@ TRIALS = ("balance", "focus", "pure", "region", "rivals-tune", "study", "terms")
 PRETRAINED, LARGE = "camvid 240 × 180", "camvid 480 × 360"
 SETS = ("camvid", "sstem", "topomortar", "dsb2018", "hippocampus")
 THIN_SETS = ("vessels", "cracks")
+# What the tables of all sets call them.
+DATA = {
+    "camvid": "CamVid, streets, 11 classes",
+    "sstem": "ssTEM, neurons, 5 classes",
+    "topomortar": "TopoMortar, bricks, 2 classes",
+    "dsb2018": "DSB2018, nuclei, 2 classes",
+    "hippocampus": "hippocampus, volumes, 3 classes",
+    "vessels": "vessels of the retina, 2 classes",
+    "cracks": "cracks in pavement, 2 classes",
+    PRETRAINED: "CamVid 240 × 180, pretrained network",
+    LARGE: "CamVid 480 × 360, pretrained network",
+}
 
 Lines = Callable[[], list[str]]
 
@@ -282,17 +294,18 @@ def best_rival(setting: str) -> str | None:
 
 
 def compared() -> dict[str, dict[str, Summary]]:
-    """Return the summaries of cross-entropy, the best rival and ours, over the seeds of ours, by setting.
+    """Return the summaries of cross-entropy, the best rival and ours, over the seeds that all have, by setting.
 
     The differences are those to the rival.
     """
     summaries = {}
-    for setting in (PRETRAINED, LARGE, *SETS, *THIN_SETS):
+    for setting in (*SETS, *THIN_SETS, PRETRAINED, LARGE):
         titles = BASELINE, best_rival(setting), ours(setting)
         if None not in titles:
-            rows = [row for row in rows_in(setting) if run_of(row).title in titles]
-            seeds = {run_of(row).seed for row in rows if run_of(row).title == titles[-1]}
-            of_loss = {row["loss"]: row for row in summarize((r for r in rows if r["run"]["seed"] in seeds), titles[1])}
+            seeds = [{run_of(row).seed for row in rows_in(setting) if run_of(row).title == title} for title in titles]
+            shared = set.intersection(*seeds)
+            rows = [row for row in rows_in(setting) if run_of(row).title in titles and row["run"]["seed"] in shared]
+            of_loss = {row["loss"]: row for row in summarize(rows, titles[1])}
             summaries[setting] = {str(loss): of_loss[str(loss)] for loss in titles}
     return summaries
 
@@ -361,32 +374,24 @@ def version(loss: str) -> str:
     return "0.3" if loss == OURS else "0.4"
 
 
-def sets_table(*scores: str) -> list[str]:
-    """Return a group of rows for each score: of cross-entropy, the best rival and ours, bold where it is clearly ahead.
+def sets_table(name: str, *, versions: Sequence[str] = (NOW, OURS)) -> list[str]:
+    """Return a score of cross-entropy, the best rival and ours, by setting, bold what is clearly ahead of the other two.
 
-    F1 of all borders is left out where rows of earlier versions lack it.
+    Settings with rows of earlier versions, which lack the score, are left out, and those of other versions of ours.
     """
-    of_settings = {setting: [*of_loss.values()] for setting, of_loss in compared().items()}
-    versions = {version(own["loss"]) for _, _, own in of_settings.values()}
-    groups = []
-    for name in scores:
-        rows = []
-        for setting, (plain, rival, own) in of_settings.items():
-            if name not in plain["scores"] or name not in own["differences"]:
-                continue
-            difference = own["differences"][name]
-            cells = [number(name, row["scores"][name][0]) for row in (plain, rival, own)]
-            if is_clear(difference):
-                ahead = 2 if difference["mean"] > 0 else 1
-                cells[ahead] = f"**{cells[ahead]}**"
-            if len(versions) > 1:
-                cells[2] += f" ({version(own['loss'])})"
-            seeds = ", ".join(str(len(row["seeds"])) for row in (plain, rival, own))
-            network = ", pretrained" if "×" in setting else ""
-            of_rival = NAMES_OF_RIVALS.get(rival["loss"], rival["loss"])
-            rows.append(f"{setting}{network} | {' | '.join(cells)} | {of_rival} | {seeds}")
-        groups += [f"**{METRICS[name].removesuffix(' ↑')}** | | | | |", *rows] if rows else []
-    return table(f"data | CE: | rival: | edgeloss {' and '.join(sorted(versions))}: | the rival | seeds:", groups)
+    rows = []
+    for setting, (plain, rival, own) in ((key, [*of_loss.values()]) for key, of_loss in compared().items()):
+        if own["loss"] not in versions or name not in plain["scores"] or name not in own["differences"]:
+            continue
+        difference = own["differences"][name]
+        cells = [number(name, row["scores"][name][0]) for row in (plain, rival, own)]
+        if is_clear(difference):
+            ahead = 2 if difference["mean"] > 0 else 1
+            cells[ahead] = f"**{cells[ahead]}**"
+        if len(versions) > 1:
+            cells[2] += f" ({version(own['loss'])})"
+        rows.append(f"{DATA.get(setting, setting)} | {' | '.join(cells)} | {rival['loss']} | {len(own['seeds'])}")
+    return or_none(table("data | CE: | best rival: | edgeloss: | which rival | seeds:", rows))
 
 
 def gains_table() -> list[str]:
@@ -448,19 +453,24 @@ def tiny_table(name: str, cases: Iterable[tiny_networks.Case]) -> list[str]:
 
 
 def pretrained_sentences() -> list[str]:
-    """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
-    return [f"{points(quality(PRETRAINED)[OURS])} points with a pretrained network"]
+    """Return how far ours is ahead of cross-entropy on CamVid with a pretrained network."""
+    return [f"{points(quality(PRETRAINED)[str(ours(PRETRAINED))])} points with a pretrained network"]
 
 
 def first_sentences() -> list[str]:
-    """Return the same in boundary F1 and mIoU, as the first page has it."""
-    means = (number(name, quality(PRETRAINED)[OURS]["differences"][name]["mean"]) for name in ("f1_1", "miou"))
-    return ["{} points more boundary F1 and {} more mIoU".format(*means)]
+    """Return how far ours is ahead of cross-entropy and of the best rival on CamVid, as the first page has it."""
+    own, rival = str(ours("camvid")), str(best_rival("camvid"))
+    to_plain, to_rival = (quality("camvid", baseline)[own]["differences"] for baseline in (BASELINE, rival))
+    of_plain, of_rival = ([number(name, to[name]["mean"]) for name in ("f1_1", "miou")] for to in (to_plain, to_rival))
+    return [
+        "{} points more boundary F1 and {} more mIoU".format(*of_plain),
+        "{} and {} points".format(*of_rival),
+    ]
 
 
 def classes_sentences() -> list[str]:
     """Return how much of that are two classes."""
-    found = without_most(rows_in(PRETRAINED), OURS, BASELINE, "miou")
+    found = without_most(rows_in(PRETRAINED), str(ours(PRETRAINED)), BASELINE, "miou")
     if found is None:
         raise ValueError(f"quality.jsonl: expected rows of {PRETRAINED}, but got none")
     rest, total = found["without"], number("miou", found["all"]["mean"])
@@ -471,14 +481,27 @@ def classes_sentences() -> list[str]:
     ]
 
 
-def lesions_sentences() -> list[str]:
-    """Return how many trainings on small disks fail under each loss, in the cases that all were trained on."""
+def failures() -> tuple[int, dict[str, int]]:
+    """Return the number of trainings on small disks, in the cases and seeds of all losses, and how many failed."""
     dice = {(row["case"], row["loss"], row["seed"]): row["dice"] for row in read_rows(RESULTS / "lesions.jsonl")}
     seeds = {(case, seed) for case, _, seed in dice}
     shared = [key for key in seeds if all((key[0], loss, key[1]) in dice for loss in LESIONS)]
     failed = {loss: sum(dice[case, loss, seed] < tiny_networks.FAILED for case, seed in shared) for loss in LESIONS}
+    return len(shared), failed
+
+
+def failures_table() -> list[str]:
+    """Return the same in a row."""
+    trainings, failed = failures()
+    heads = " | ".join(f"{name}:" for name in LESIONS.values())
+    return table(f"of {trainings} trainings each | {heads}", [" | ".join(["failed", *map(str, failed.values())])])
+
+
+def lesions_sentences() -> list[str]:
+    """Return the same in words."""
+    trainings, failed = failures()
     counts = ", ".join(f"{failed[loss]} with {name}" for loss, name in LESIONS.items())
-    return [f"of {len(shared)} trainings each, {counts}"]
+    return [f"of {trainings} trainings each, {counts}"]
 
 
 LESIONS = {
@@ -537,21 +560,22 @@ def offsets_sentences() -> list[str]:
 
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
-    plain, ours = held()
-    own, rival = (quality(PRETRAINED)[str(loss)] for loss in (OURS, best_rival(PRETRAINED)))
-    ahead, of_rival = (row["differences"]["f1_1"]["mean"] for row in (own, rival))
+    plain, kept = held()
+    own, rival = ours(PRETRAINED), best_rival(PRETRAINED)
+    seeds = {row["run"]["seed"] for row in rows_in(PRETRAINED) if run_of(row).title == rival}
+    of_loss = {row["loss"]: row for row in summarize(r for r in rows_in(PRETRAINED) if r["run"]["seed"] in seeds)}
+    ahead, of_rival = (of_loss[str(loss)]["differences"]["f1_1"]["mean"] for loss in (own, rival))
     timed = [rows["19 classes"] for rows in speed().values()]
     times = sorted(row["ratio"][NAMES[1]] for row in timed)
     # Rows of 0.3 do not name it.
     of_version = f"with **version {' and '.join(sorted({row['machine'].get('edgeloss', '0.3') for row in timed}))}**"
     what = (
-        f"of boundary F1 (1 px) over cross-entropy, by **version {version(OURS)}**: CamVid, a pretrained network,"
-        f" {len(own['seeds'])} seeds. The best rival, {rival['loss']}, has {100 * of_rival:+.1f} with"
-        f" {len(rival['seeds'])} seeds",
+        f"of boundary F1 (1 px) over cross-entropy, by **version {version(str(own))}**: CamVid, a pretrained network,"
+        f" {len(seeds)} seeds. The best rival, {rival}, has {100 * of_rival:+.1f}",
         f"of PyTorch's cross-entropy, {of_version}: forward and backward, 19 classes, two CPUs",
         f"kept from forward to backward {of_version}, 19 classes; cross-entropy keeps {plain:.0f}",
     )
-    heads = f"{100 * ahead:+.1f} points | {times[0]:.2f} to {times[-1]:.2f} × the time | {ours:.0f} bytes per pixel"
+    heads = f"{100 * ahead:+.1f} points | {times[0]:.2f} to {times[-1]:.2f} × the time | {kept:.0f} bytes per pixel"
     return table(heads, [" | ".join(what)])
 
 
@@ -611,13 +635,20 @@ FIGURES = {
         {"docs/performance.md": metrics_sentences},
         results="metrics.jsonl",
     ),
-    "sets": Figures(
+    "boundary F1": Figures(
         f"{TABLE} configs/quality-sets.yaml",  # and of "rivals", "default", "pretrained" and "thin"
         {
-            "README.md": partial(sets_table, "f1_1", "miou"),
-            "docs/quality.md": partial(sets_table, "f1_1", "f1_any_1", "miou"),
+            "README.md": partial(sets_table, "f1_1", versions=(NOW,)),
+            "docs/quality.md": partial(sets_table, "f1_1"),
         },
         {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
+    ),
+    "mIoU": Figures(
+        f"{TABLE} configs/quality-sets.yaml",
+        {
+            "README.md": partial(sets_table, "miou", versions=(NOW,)),
+            "docs/quality.md": partial(sets_table, "miou"),
+        },
     ),
     "parts": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: lambda: table(PARTS, map(parts_row, SETS))}),
     "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {"docs/quality.md": rival_table}),
@@ -666,9 +697,10 @@ FIGURES = {
     "lesions": Figures(
         "python benchmarks/lesions.py",
         {"docs/quality.md": partial(tiny_table, "lesions", lesions.CASES)},
-        dict.fromkeys(("README.md", "docs/quality.md"), lesions_sentences),
+        {"docs/quality.md": lesions_sentences},
         results="lesions.jsonl",
     ),
+    "failures": Figures("python benchmarks/lesions.py", {"README.md": failures_table}, results="lesions.jsonl"),
     "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {"docs/quality.md": gains_table}),
     "region": of_plan(PEERS, ahead_table, "sets", NO_REGIONS, OURS),
     "rivals": of_plan(PEERS, trained_table, "rivals"),
@@ -702,9 +734,16 @@ def written(page: str, text: str) -> str:
             mark = re.compile(rf"(<!-- figures: {name} -->\n\n)(?:\|.*\n)*\n*")
             if not mark.search(text):
                 raise ValueError(f"{page}: expected the comment 'figures: {name}', but got none")
-            lines = figures.tables[page]()
+            lines = [named(line) for line in figures.tables[page]()]
             text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in [*lines, ""]), text)
     return text
+
+
+def named(line: str) -> str:
+    """Return a line of a table with the names that the pages give to losses."""
+    for title, name in NAMES_OF_LOSSES.items():
+        line = line.replace(title, name)
+    return line
 
 
 def missing(page: str, text: str) -> list[str]:

@@ -322,24 +322,23 @@ def without_table(compared: Iterable[tuple[str, Sequence[Row], str]], baseline: 
 def classes_table(results: Sequence[Row], losses: Sequence[str]) -> list[str]:
     """Return a table of the mean scores of PER_CLASS of each class, with a column for each loss.
 
+    Rows of earlier versions lack some of these scores and the pixels, which are left out then.
+
     Args:
         results: all with the same settings and split.
         losses: titles, in the order of the columns.
     """
     pixels = next((row["metrics"]["pixels"] for row in results if "pixels" in row.get("metrics", {})), None)
+    shares = [f"{100 * count / sum(pixels):.2f}" for count in pixels] if pixels else []
     cells = []
     for index, (name, rows) in enumerate(by_class(results).items()):
         summaries = {row["loss"]: row["scores"] for row in summarize(rows)}
-        share = f"{100 * pixels[index] / sum(pixels):.2f}" if pixels else "–"
         of_losses = (
-            " / ".join(
-                number(score, summaries[loss][score][0]) if score in summaries[loss] else "–"
-                for score in PER_CLASS.values()
-            )
-            for loss in losses
+            " / ".join(number(score, found[score][0]) for score in PER_CLASS.values() if score in found) or "–"
+            for found in (summaries[loss] for loss in losses)
         )
-        cells.append([name, share, *of_losses])
-    return markdown_table(["class", "pixels, %:", *(f"{loss}:" for loss in losses)], cells)
+        cells.append([name, *shares[index : index + 1], *of_losses])
+    return markdown_table(["class", *["pixels, %:"][: len(shares)], *(f"{loss}:" for loss in losses)], cells)
 
 
 def interval(name: str, ends: tuple[float, float] | None) -> str:

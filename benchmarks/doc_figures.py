@@ -374,24 +374,30 @@ def version(loss: str) -> str:
     return "0.3" if loss == OURS else "0.4"
 
 
-def sets_table(name: str, *, versions: Sequence[str] = (NOW, OURS)) -> list[str]:
-    """Return a score of cross-entropy, the best rival and ours, by setting, bold what is clearly ahead of the other two.
+def sets_table(*names: str, versions: Sequence[str] = (NOW, OURS)) -> list[str]:
+    """Return scores of cross-entropy, the best rival and ours, by setting, bold what is clearly ahead of the other two.
 
-    Settings with rows of earlier versions, which lack the score, are left out, and those of other versions of ours.
+    Settings of other versions of ours are left out, and scores that rows of earlier versions lack.
     """
-    rows = []
-    for setting, (plain, rival, own) in ((key, [*of_loss.values()]) for key, of_loss in compared().items()):
-        if own["loss"] not in versions or name not in plain["scores"] or name not in own["differences"]:
-            continue
-        difference = own["differences"][name]
-        cells = [number(name, row["scores"][name][0]) for row in (plain, rival, own)]
-        if is_clear(difference):
-            ahead = 2 if difference["mean"] > 0 else 1
-            cells[ahead] = f"**{cells[ahead]}**"
-        if len(versions) > 1:
-            cells[2] += f" ({version(own['loss'])})"
-        rows.append(f"{DATA.get(setting, setting)} | {' | '.join(cells)} | {rival['loss']} | {len(own['seeds'])}")
-    return or_none(table("data | CE: | best rival: | edgeloss: | which rival | seeds:", rows))
+    of_settings = {setting: [*of_loss.values()] for setting, of_loss in compared().items()}
+    shown = {setting: three for setting, three in of_settings.items() if three[-1]["loss"] in versions}
+    rows, seeds = [], {len(own["seeds"]) for _, _, own in shown.values()}
+    for setting, (plain, rival, own) in shown.items():
+        title = DATA.get(setting, setting) + f", {len(own['seeds'])} seeds" * (len(seeds) > 1)
+        for name in names:
+            if name not in plain["scores"] or name not in own["differences"]:
+                continue
+            difference = own["differences"][name]
+            cells = [number(name, row["scores"][name][0]) for row in (plain, rival, own)]
+            if is_clear(difference):
+                ahead = 2 if difference["mean"] > 0 else 1
+                cells[ahead] = f"**{cells[ahead]}**"
+            if len(versions) > 1:
+                cells[2] += f" ({version(own['loss'])})"
+            score = METRICS[name].removesuffix(" ↑").removesuffix(" 1 px")
+            rows.append(f"{title} | {score} | {' | '.join(cells)} | {rival['loss'] if title else ''}")
+            title = ""
+    return or_none(table("data | score | CE: | best rival: | edgeloss: | which rival", rows))
 
 
 def gains_table() -> list[str]:
@@ -461,18 +467,19 @@ def first_sentences() -> list[str]:
     """Return how far ours is ahead of cross-entropy and of the best rival on CamVid, as the first page has it."""
     own, rival = str(ours("camvid")), str(best_rival("camvid"))
     to_plain, to_rival = (quality("camvid", baseline)[own]["differences"] for baseline in (BASELINE, rival))
-    of_plain, of_rival = ([number(name, to[name]["mean"]) for name in ("f1_1", "miou")] for to in (to_plain, to_rival))
+    of_plain = [number(name, to_plain[name]["mean"]) for name in ("f1_1", "miou")]
+    of_rival = [f"{100 * to_rival[name]['mean']:+.1f}" for name in ("f1_1", "miou")]
     return [
         "{} points more boundary F1 and {} more mIoU".format(*of_plain),
-        "{} and {} points".format(*of_rival),
+        "{} and {}".format(*of_rival).replace("-", "−"),
     ]
 
 
-def classes_sentences() -> list[str]:
+def classes_sentences(setting: str) -> list[str]:
     """Return how much of that are two classes."""
-    found = without_most(rows_in(PRETRAINED), str(ours(PRETRAINED)), BASELINE, "miou")
+    found = without_most(rows_in(setting), str(ours(setting)), BASELINE, "miou")
     if found is None:
-        raise ValueError(f"quality.jsonl: expected rows of {PRETRAINED}, but got none")
+        raise ValueError(f"quality.jsonl: expected rows of {setting}, but got none")
     rest, total = found["without"], number("miou", found["all"]["mean"])
     left = f"{number('miou', rest['mean'])} {interval('miou', rest['interval'])}"
     return [
@@ -635,27 +642,23 @@ FIGURES = {
         {"docs/performance.md": metrics_sentences},
         results="metrics.jsonl",
     ),
-    "boundary F1": Figures(
+    "sets": Figures(
         f"{TABLE} configs/quality-sets.yaml",  # and of "rivals", "default", "pretrained" and "thin"
         {
-            "README.md": partial(sets_table, "f1_1", versions=(NOW,)),
-            "docs/quality.md": partial(sets_table, "f1_1"),
+            "README.md": partial(sets_table, "f1_1", "miou", versions=(NOW,)),
+            "docs/quality.md": partial(sets_table, "f1_1", "f1_any_1", "boundary_iou_005", "miou"),
         },
         {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
-    ),
-    "mIoU": Figures(
-        f"{TABLE} configs/quality-sets.yaml",
-        {
-            "README.md": partial(sets_table, "miou", versions=(NOW,)),
-            "docs/quality.md": partial(sets_table, "miou"),
-        },
     ),
     "parts": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: lambda: table(PARTS, map(parts_row, SETS))}),
     "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {"docs/quality.md": rival_table}),
     "without": Figures(
         f"{TABLE} configs/quality-pretrained.yaml",
         {"docs/quality.md": without_lines},
-        dict.fromkeys(("README.md", "docs/quality.md"), classes_sentences),
+        {
+            "README.md": partial(classes_sentences, "camvid"),
+            "docs/quality.md": partial(classes_sentences, PRETRAINED),
+        },
     ),
     "classes": Figures(
         f"{TABLE} configs/quality-pretrained.yaml --classes", {"docs/quality.md": partial(classes_lines, PRETRAINED)}

@@ -709,7 +709,6 @@ FIGURES = {
     "rivals": of_plan(PEERS, trained_table, "rivals"),
     "pretrained": of_plan(PEERS, trained_table, "pretrained"),
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
-    "converged": of_plan("docs/quality.md", trained_table, "converged"),
     "borders": of_plan("docs/quality.md", trained_table, "borders"),
     "thin": of_plan("docs/quality.md", thin_table, "thin"),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),

@@ -181,15 +181,15 @@ def others_of(members: int, slices: int) -> Tensor:
 
 def solve(launches: dict[str, Launch]) -> Prototype:
     """Return the prototype of R and the slopes by members."""
-    sums, map_class, values, _, of_members, share, area, _ = launches["solve"].args
-    found, slopes_found, number = new(values), new(of_members), map_class.numel()
-    args = sums, map_class, found, slopes_found, share, area
+    sums, map_class, values, work, of_members, *others = launches["solve"].args
+    found, slopes_found = new(values), new(of_members)
+    args = sums, map_class, found, new(work), slopes_found, *others
     has_term = (values[:, 1] > 0).view(-1, 1, 1)
 
     def pairs() -> list[tuple[Tensor, Tensor]]:
         return [(found, values), (torch.where(has_term, slopes_found, 0), torch.where(has_term, of_members, 0))]
 
-    return Prototype(("solve",), [Launch(solve_.solve_few_kernel, number, 1, 32, args, {"warps": 1})], pairs)
+    return Prototype(("solve",), [launches["solve"]._replace(kernel=solve_.solve_few_kernel, args=args)], pairs)
 
 
 def slopes(launches: dict[str, Launch]) -> Prototype:
@@ -259,8 +259,8 @@ def int_of(value: Any) -> int:  # noqa: ANN401
 def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
     """Yield the prototypes that can replace kernels of a call, none of one that launches nothing.
 
-    There are none for logits that are interpolated, and none for the forward pass of many classes or the matrices of
-    volumes, which do not fit in registers.
+    There are none for logits that are interpolated, and none for the forward pass of many classes, which waits for
+    memory.
     """
     if "forward" not in launches:
         return
@@ -274,7 +274,6 @@ def prototypes_of(launches: dict[str, Launch]) -> Iterator[Prototype]:
         yield labels(launches)
     if "products" in launches:
         yield products(launches)
-        if launches["products"].args[4].slices.value == 1:
-            yield solve(launches)
+        yield solve(launches)
         if "slopes" in launches:
             yield slopes(launches)

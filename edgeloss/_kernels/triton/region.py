@@ -236,6 +236,55 @@ def entropy(rows, FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def noisy_matrices(sums, work, i, j, k, m, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
+    """Return the joint matrix, ZZᵀ and twice ZZᵀ, all with noise, and then traces.
+
+    These are tr ZZᵀ, and in proportion to it tr QQᵀ - tr ZZᵀ, and σ before its bounds.
+    """
+    a, z = matrices_of(sums, i, j, share, AREA, SLICES, D), matrices_of(sums, k + 2 * D, m, share, AREA, SLICES, D)
+    contrast = tl.sum(tl.where((k == m) & (k < D), z, 0.0))
+    # Differences of traces have no digits where R is small.
+    inside, of_contrast = (i < 2 * D) & (j < 2 * D), tl.where(contrast > 0, contrast, 1.0)
+    of_trace = inside & (i % D == j % D) & (j >= D)
+    excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / of_contrast
+    sign = (1 - tl.sum(tl.where(of_trace, a, 0.0)) / of_contrast) / SURE
+    of_q = A * (1 + tl.maximum(excess, 0.0))
+    noise = tl.where((i < D) == (j < D), tl.where(i < D, of_q, of_q + A), -of_q)
+    a = tl.where(inside & (i % D == j % D), a + noise, a)
+    z, doubled = tl.where(k == m, z + A, z), tl.where(k == m, 2 * z + A, 2 * z)
+    of_z, rows, minus_w = parts_of_work(work, D)
+    a, z = through_memory(a, rows, i, j, 2 * D, 2 * D), through_memory(z, of_z, k, m, D, 2 * D)
+    doubled = through_memory(doubled, minus_w, k, m, D, 2 * D)
+    tl.debug_barrier()
+    return a, z, doubled, (contrast, excess, sign)
+
+
+@triton.jit
+def parts_of_work(work, D: tl.constexpr):
+    """Return where rows of ZZᵀ are, those of the joint matrix, and those of twice ZZᵀ, and of -W after them."""
+    return work, work + 2 * D * D, work + 6 * D * D
+
+
+@triton.jit
+def write_term(
+    a, left, scale, traces, values, minus_w, sums, slopes, i, j, share, AREA: tl.constexpr, SLICES: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Write R of a map and slopes by members, of a joint matrix that was swept; ``left`` is ν before its bound."""
+    contrast, excess, sign = traces
+    explained = tl.where(left < 0, 1.0, 1 - left)
+    of_sign = tl.where(tl.abs(sign) < 1, explained / (SURE * contrast), 0.0)
+    sign = tl.where(sign > 1, 1.0, tl.where(sign < -1, -1.0, sign))
+    tl.store(values, 1 - sign * explained)
+    tl.store(values + 1, 1.0)
+    tl.store(minus_w + i * (2 * D) + j, a, mask=(i < 2 * D) & (j < 2 * D))
+    tl.debug_barrier()  # others read it
+    of_noise = tl.where(excess > 0, A / contrast, 0.0)
+    units = tl.where(left < 0, 0.0, sign / (scale * AREA)), of_sign / AREA
+    write_slopes(minus_w, sums, slopes, of_noise, units, share, SLICES, D, K)
+
+
+@triton.jit
 def solve_kernel(
     sums, map_class, values, work, slopes, share: tl.float64, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
@@ -252,23 +301,9 @@ def solve_kernel(
     tl.store(values, 0.0)
     tl.store(values + 1, 0.0)
     if tl.load(map_class + of_map) >= 0:
-        a = matrices_of(sums, i, j, share, AREA, SLICES, D)
         k, m = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :]
-        z = matrices_of(sums, k + 2 * D, m, share, AREA, SLICES, D)
-        contrast = tl.sum(tl.where((k == m) & (k < D), z, 0.0))
-        # tr QQᵀ - tr ZZᵀ and tr ZQᵀ, in proportion to tr ZZᵀ: differences of traces have no digits where R is small.
-        inside, of_contrast = (i < 2 * D) & (j < 2 * D), tl.where(contrast > 0, contrast, 1.0)
-        of_trace = inside & (i % D == j % D) & (j >= D)
-        excess = -tl.sum(tl.where(of_trace, tl.where(i < D, 2 * a, a), 0.0)) / of_contrast
-        sign = (1 - tl.sum(tl.where(of_trace, a, 0.0)) / of_contrast) / SURE
-        of_q = A * (1 + tl.maximum(excess, 0.0))
-        noise = tl.where((i < D) == (j < D), tl.where(i < D, of_q, of_q + A), -of_q)
-        a = tl.where(inside & (i % D == j % D), a + noise, a)
-        z, doubled = tl.where(k == m, z + A, z), tl.where(k == m, 2 * z + A, 2 * z)
-        of_z, rows, minus_w = work, work + 2 * D * D, work + 6 * D * D  # which has rows of doubled ZZᵀ before
-        a, z = through_memory(a, rows, i, j, 2 * D, 2 * D), through_memory(z, of_z, k, m, D, 2 * D)
-        doubled = through_memory(doubled, minus_w, k, m, D, 2 * D)
-        tl.debug_barrier()
+        a, z, doubled, traces = noisy_matrices(sums, work, i, j, k, m, share, AREA, SLICES, D)
+        of_z, rows, minus_w = parts_of_work(work, D)
         for n in range(D):
             write_pivot(a, rows, i, j, n, 2 * D, 2 * D)
             write_pivot(z, of_z, k, m, n, D, 2 * D)
@@ -285,16 +320,7 @@ def solve_kernel(
                 tl.debug_barrier()
                 a = swept(a, rows, i, j, n, 2 * D, 2 * D)
             left = 1 + (entropy(rows, D, D, K) - known) / scale
-            explained = tl.where(left < 0, 1.0, 1 - left)
-            of_sign = tl.where(tl.abs(sign) < 1, explained / (SURE * contrast), 0.0)
-            sign = tl.where(sign > 1, 1.0, tl.where(sign < -1, -1.0, sign))
-            tl.store(values, 1 - sign * explained)
-            tl.store(values + 1, 1.0)
-            tl.store(minus_w + i * (2 * D) + j, a, mask=inside)
-            tl.debug_barrier()  # others read it
-            of_noise = tl.where(excess > 0, A / contrast, 0.0)
-            units = tl.where(left < 0, 0.0, sign / (scale * AREA)), of_sign / AREA
-            write_slopes(minus_w, sums, slopes, of_noise, units, share, SLICES, D, K)
+            write_term(a, left, scale, traces, values, minus_w, sums, slopes, i, j, share, AREA, SLICES, D, K)
 
 
 @triton.jit

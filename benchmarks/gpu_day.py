@@ -217,8 +217,8 @@ def kernels(place: Place) -> Tasks:
         names = {name: ", ".join(of.name for of in new.launches) for new in prototypes for name in new.replaces}
         names = {name: names.get(name, "no prototype") for name in launches}
         launches |= {launch.name: launch for prototype in prototypes for launch in prototype.launches}
-        x, maps, *_, grid = launches["forward"].args
-        moved = model.bytes_of(x, losses.make_inputs(case, None)[1].element_size(), maps, grid)
+        (x, maps, *_, grid), target = launches["forward"].args, launches["read_labels"].args[0]
+        moved = model.bytes_of(x, target.element_size(), maps, grid)
         times = place.kernels(lambda: [launch.run() for launch in launches.values()])
         rows: Row = {}
         for name, launch in launches.items():

@@ -86,7 +86,7 @@ triton: setup
 		echo "==> installing Triton" && $(INSTALL) -r pyproject.toml --extra triton; }
 
 # Triton reads TRITON_INTERPRET where kernels are defined, so its tests are a process of their own.
-OF_TRITON := tests/loss/test_triton.py tests/loss/test_agreement.py tests/kernels/test_triton_prototypes.py \
+OF_TRITON := tests/kernels/test_triton.py tests/loss/test_agreement.py tests/kernels/test_triton_prototypes.py \
 	$(if $(EXHAUSTIVE),tests/loss/test_numerics.py)
 
 test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, with the reference

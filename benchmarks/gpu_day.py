@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/fuzz", "benchmarks/gpu"))
+sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests", "tests/fuzz", "benchmarks/gpu"))
 
 import model  # noqa: E402
 from calls import ON_GPU, random_case  # noqa: E402

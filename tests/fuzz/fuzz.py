@@ -38,7 +38,7 @@ AT_ONCE = 40  # calls of a process between two messages
 # The kernels of GPUs, in Triton's interpreter, which reads it where they are defined.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
-    sys.path.append(str(Path(__file__).parents[1] / "loss"))
+    sys.path.append(str(Path(__file__).parents[1]))
     import interpreted  # noqa: F401
 BACKENDS: tuple[BackendChoice, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
 Errors = dict[str, float]  # the largest, of each kind of result

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
@@ -94,7 +93,8 @@ def mean_figures(criterion: EdgeAwareLoss, *batches: tuple[Tensor, Tensor]) -> d
 def test_loss_figures_are_those_of_the_whole_set(options: dict[str, Any]) -> None:
     logits, target = scene(batch=5)
     target[3] = 1  # an image without an edge
-    criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]), **options).eval()
+    weight = torch.tensor([1.0, 2.0, 0.5, 1.0])
+    criterion = EdgeAwareLoss(weight, edge_class_weight=None, ignore_index=VOID, **options)
     figures = mean_figures(criterion, (logits[:2], target[:2]), (logits[2:], target[2:]))
     _, terms = criterion(logits, target, return_terms=True)
     # The region term is averaged over images, which have their own numbers of pixels.

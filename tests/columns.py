@@ -13,7 +13,7 @@ from edgeloss._checks.options import BackendChoice
 from edgeloss._kernels import library
 from edgeloss.functional import edge_aware_loss
 
-# Triton reads it where kernels are defined, so its column is a process of its own; tests/loss/interpreted.py.
+# Triton reads it where kernels are defined, so its column is a process of its own; interpreted.py.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     import interpreted  # noqa: F401

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss._checks.inputs import Call, Inputs, check_that, may_read, result_dtype, widest
-from edgeloss._checks.options import TERMS, Options
+from edgeloss._checks.options import SUMMANDS, TERMS, Options
 
 PRIOR = 0.05  # of the balance, as a share of the mean number of edge pixels of a class
 NODES = 24  # of the quadrature of Φ: exact to roundings for γ up to 14 with 1,000 classes, up to 100 with few
@@ -244,8 +244,7 @@ def combine(sums: Sums, call: Call, normalizer: Tensor | None) -> Combined:
         "edge_focused": ratio(weigh(focused, by_class).sum(), e),
         "edge_focus": mean_phi,
     }
-    weights = {"cross_entropy": options.ce_weight, "edge_focused": options.edge_weight, "region": options.region_weight}
-    loss = _combine(*((weight, values[name]) for name, weight in weights.items()))
+    loss = _combine(*((getattr(options, weight), values[name]) for name, weight in SUMMANDS.items()))
     return Combined(loss, values, u, t, focused, slope)
 
 

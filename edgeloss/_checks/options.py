@@ -45,6 +45,7 @@ class Term(NamedTuple):
     Attributes:
         name: of its row in the sums, its map and its value in ``return_terms``.
         title: in figures.
+        about: what its mean is, in a line.
         denominator: what its mean divides by: ``"W"``, over the valid pixels, or ``"E"``, over the edge pixels.
         weights: the options whose product is its weight.
         has_map: whether :class:`edgeloss.LossMaps` has it.
@@ -53,6 +54,7 @@ class Term(NamedTuple):
 
     name: str
     title: str
+    about: str
     denominator: Literal["W", "E"]
     weights: tuple[str, ...]
     has_map: bool = True
@@ -61,12 +63,33 @@ class Term(NamedTuple):
 
 # Every other list of the terms is read from this one, or compared with it by a test.
 TERMS = (
-    Term("cross_entropy", "cross-entropy", "W", ("ce_weight",)),
-    Term("same_side", "same side", "E", ("edge_weight", "same_side_weight")),
-    Term("other_side", "other side", "E", ("edge_weight", "other_side_weight")),
-    Term("region", "region term", "W", ("region_weight",), has_map=False),
+    Term("cross_entropy", "cross-entropy", "of each pixel by its label, mean of all, in nats", "W", ("ce_weight",)),
+    Term(
+        "same_side",
+        "same side",
+        "at edges: how far neighbors of the same class miss it, in nats",
+        "E",
+        ("edge_weight", "same_side_weight"),
+    ),
+    Term(
+        "other_side",
+        "other side",
+        "at edges: how far neighbors of another class take it on, in nats",
+        "E",
+        ("edge_weight", "other_side_weight"),
+    ),
+    Term(
+        "region",
+        "region term",
+        "small regions: 0 as labeled, 1 unrelated, 2 inverted",
+        "W",
+        ("region_weight",),
+        has_map=False,
+    ),
 )
 EDGE_TERMS = tuple(term for term in TERMS if term.denominator == "E")
+# What adds up to the loss, by its name in `return_terms`, and the option that weights it: edge terms after their focus.
+SUMMANDS = {"edge_focused" if term in EDGE_TERMS else term.name: term.weights[0] for term in TERMS}
 # The options of the formula that makes the loss of the sums of the terms: numbers, in the order in which the kernels'
 # operator `reduce` has them.
 AFTER_SUMS = ("ce_weight", "edge_weight", "other_side_weight", "same_side_weight", "region_weight", "edge_focus")

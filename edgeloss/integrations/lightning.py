@@ -25,7 +25,6 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss._checks.inputs import labels, plain
-from edgeloss._checks.options import Options
 from edgeloss.functional import edge_aware_loss
 from edgeloss.io import atomic_write
 from edgeloss.viz import compute_arrays, panel
@@ -244,7 +243,7 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 names or (),
                 drawn,
                 config=config.read_text("utf-8") if config.exists() else "",
-                weights=Options.from_attributes(criterion).term_weights() | {"edge_focused": criterion.edge_weight},
+                weights=criterion.options(),
                 best=self.best(trainer),
             )
 

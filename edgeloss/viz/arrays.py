@@ -19,7 +19,7 @@ from torch import Tensor
 from edgeloss import _call
 from edgeloss import _reduction as reduction
 from edgeloss._checks import inputs
-from edgeloss._checks.options import TERMS, Options
+from edgeloss._checks.options import SUMMANDS, Options
 from edgeloss._reference import terms as reference
 from edgeloss._reference.interpolate import cell_support
 from edgeloss.fields import boundary_distance
@@ -322,7 +322,7 @@ def _evaluate(
             return terms, shares, size, None
         del gradient, result
         said("gradient of the region term")
-        others: dict[str, Any] = {term.weights[0]: 0.0 for term in TERMS if term.name != "region"}
+        others: dict[str, Any] = {weight: 0.0 for name, weight in SUMMANDS.items() if name != "region"}
         alone = dataclasses.replace(options, **others)
         result, _ = _call.evaluate(leaf, target, alone, scene.given)
         (gradient,) = torch.autograd.grad(result.loss, leaf)

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor
 
-from edgeloss._checks.options import TERMS
+from edgeloss._checks.options import EDGE_TERMS, TERMS
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
@@ -21,6 +21,7 @@ from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
 from edgeloss.viz.scores import FIGURES, mistakes, shown, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
+_ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
 _LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
@@ -186,7 +187,7 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
             return np.asarray(total / sum_by_class(labels, arrays.classes))
 
     edge_pixels = sum_by_class(on_edges, arrays.classes)
-    means = {name: mean(on_edges, arrays.maps[name][edges]) for name in ("same_side", "other_side", "edge")}
+    means = {name: mean(on_edges, arrays.maps[name][edges]) for name in (*_ON_EDGES, "edge")}
     cross_entropy = mean(arrays.target, arrays.maps["cross_entropy"])
     columns = {
         "pixels": [str(n) for n in scores.pixels],

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.colors import to_hex
 
+from edgeloss._checks.options import EDGE_TERMS, SUMMANDS
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
@@ -25,7 +26,6 @@ Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
 _SCORES = (_F1[0], "val/miou", "val/boundary_iou", *_F1[1:])  # that are compared between the best and the last epoch
-_TERMS = ("cross_entropy", "edge_focused", "region")  # that add up to the loss
 
 
 class Curves(NamedTuple):
@@ -35,15 +35,16 @@ class Curves(NamedTuple):
         title: of it.
         about: what it shows, in a line.
         keys: the figures that it shows if the run has them.
+        is_weighted: whether they are terms, which are drawn times their weights, on a log scale.
     """
 
     title: str
     about: str
     keys: tuple[str, ...]
+    is_weighted: bool = False
 
 
 _IOUS = ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")
-_SHARES = tuple(f"train/gradient_share/{name}" for name in ("cross_entropy", "edge", "region"))
 # By the title of a group.
 _CURVES = {
     "Scores of the validation images": (
@@ -64,26 +65,32 @@ _CURVES = {
         Curves(
             "Terms in training, times their weights",
             "what each adds to the loss, on a log scale",
-            tuple(f"train/{name}" for name in _TERMS),
+            tuple(f"train/{name}" for name in SUMMANDS),
+            is_weighted=True,
         ),
         Curves(
             "Terms in validation, times their weights",
             "the same of the validation images",
-            tuple(f"val/{name}" for name in _TERMS),
+            tuple(f"val/{name}" for name in SUMMANDS),
+            is_weighted=True,
         ),
     ),
     "What drives the training": (
         Curves(
             "Edge terms before the focus",
             "in validation: neighbors of the same class, and of another one",
-            ("val/same_side", "val/other_side"),
+            tuple(f"val/{term.name}" for term in EDGE_TERMS),
         ),
         Curves(
             "Weight of the edge terms",
             "edge focus falls as edges are learned",
             ("edge_weight", "train/edge_focus", "val/edge_focus"),
         ),
-        Curves("Share of each term in the gradient", "which term moves the network", _SHARES),
+        Curves(
+            "Share of each term in the gradient",
+            "which term moves the network",
+            tuple(f"train/gradient_share/{name}" for name in SUMMANDS),
+        ),
         Curves("Learning rate", "of the optimizer", ("lr",)),
     ),
 }
@@ -97,7 +104,6 @@ _NAMES = {
     "lr": "learning rate",
     "train/edge_focus": "edge focus, training",
     "val/edge_focus": "edge focus, validation",
-    "train/gradient_share/edge": "edge terms",
     "val/accuracy": "all pixels",
     "val/edge_accuracy": "edge pixels",
     "val/interior_accuracy": "other pixels",
@@ -164,7 +170,8 @@ def write_run_page(
         worst: the names of the images of the highest edge loss after the last epoch, their losses, and how to draw
             them, in the order to show.
         config: configuration as text.
-        weights: of the terms in the loss, by name; all 1 if None. Times them, the terms add up to the loss.
+        weights: the options of the loss that weight its terms, by name; 1 for others. Times them, the terms add up to
+            the loss.
         best: the metric by which an epoch is the best, and the figures of that epoch, those of the run's best
             checkpoint; None for the highest ``val/miou``.
 
@@ -239,10 +246,10 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Row) -> 
     epochs = [row["epoch"] for row in history]
     for group, pictures in _CURVES.items():
         drawn = []
-        for title, about, keys in pictures:
-            is_weighted, series = keys[0].endswith("/cross_entropy") and "share" not in keys[0], []
+        for title, about, keys, is_weighted in pictures:
+            series = []
             for key in keys:
-                factor = weights.get(key.rpartition("/")[2], 1.0) if is_weighted else 1.0
+                factor = weights.get(SUMMANDS[key.rpartition("/")[2]], 1.0) if is_weighted else 1.0
                 values = [None if row.get(key) is None else factor * row[key] for row in history]
                 measured = [value for value in values if value is not None]
                 if len(measured) > 1 and len(set(measured)) == 1:

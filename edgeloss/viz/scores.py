@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from edgeloss._checks.options import EDGE_TERMS
+from edgeloss._checks.options import TERMS
 from edgeloss.metrics.counts import boundary_f1_counts, score_f1
 from edgeloss.metrics.measure import LabelMaps
 
@@ -38,10 +38,6 @@ class Figure(NamedTuple):
     about: str
 
 
-_SIDES_ABOUT = {
-    "same_side": "at edges: how far neighbors of the same class miss it, in nats",
-    "other_side": "at edges: how far neighbors of another class take it on, in nats",
-}
 # By key, what counts first: the first HEADLINES of them are shown large.
 FIGURES = {
     "boundary_f1_1px": Figure(
@@ -51,9 +47,7 @@ FIGURES = {
     "pixel_accuracy": Figure("pixel accuracy", ".1%", True, "share of the labeled pixels that are right"),
     "edge": Figure("edge loss", "#.4g", False, "how wrong the pixels along edges and their neighbors are, in nats"),
     "loss": Figure("loss", "#.4g", False, "what training minimizes: all terms times their weights"),
-    "cross_entropy": Figure("cross-entropy", "#.4g", False, "of each pixel by its label, mean of all, in nats"),
-    **{term.name: Figure(term.title, "#.4g", False, _SIDES_ABOUT[term.name]) for term in EDGE_TERMS},
-    "region": Figure("region term", "#.4g", False, "small regions: 0 as labeled, 1 unrelated, 2 inverted"),
+    **{term.name: Figure(term.title, "#.4g", False, term.about) for term in TERMS},
     "edge_focused": Figure("focused edges", "#.4g", False, "what the loss counts of the edge loss, after the focus"),
     "edge_focus": Figure(
         "edge focus", ".1%", False, "weight of the edge terms: 100% at first, less as edges are learned"

@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric
 import edgeloss
 from edgeloss import EdgeAwareLoss
 from edgeloss.io import InputError
+from edgeloss.viz.run_page import SUMMANDS
 from segkit.balance import data_edge_class_weight
 from segkit.folder import RunOptions
 from segkit.loader import MicroBatch, mixed_seed
@@ -23,10 +24,8 @@ from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
 from segkit.scores import LabelsSeen, flatten, gradient_shares, label_sums, loss_figures, validation_metrics
 
-TERMS = ("cross_entropy", "edge", "region")
-_FIGURES = ("same_side", "other_side", "edge_focused", "edge_focus", "edge_fraction")
-FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, *_FIGURES)]
-FIGURES += ["train/loss", "lr", "edge_weight", *(f"train/gradient_share/{name}" for name in TERMS)]
+# What is averaged over an epoch, next to the terms of the loss.
+FIGURES = ["train/loss", "lr", "edge_weight", *(f"train/gradient_share/{name}" for name in SUMMANDS)]
 FIGURES += ["val/accuracy", "val/edge_accuracy", "val/interior_accuracy"]
 
 
@@ -87,11 +86,11 @@ class SegmentationModule(LightningModule):
         if compile:
             self.network.compile()
         loss.ignore_index, loss.sync_normalizer = ignore_index, True
-        loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
-        self.criterion = loss.train()
+        pixel = torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64)
+        _, terms = loss(*pixel, return_terms=True)  # checks, and names the terms
+        self.criterion = loss
         self.full_edge_weight = loss.edge_weight
-        weights = {"cross_entropy": loss.ce_weight, "edge_focused": loss.edge_weight, "region": loss.region_weight}
-        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self.weights = {name: weight for name, option in SUMMANDS.items() if (weight := getattr(loss, option))}
         self._edge_weight = partial(edge_weight, weight=loss.edge_weight, kind=edge_schedule, warmup=edge_warmup)
         self._optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
         self._warmup, self._power = warmup, power
@@ -102,7 +101,8 @@ class SegmentationModule(LightningModule):
         self.run_options = RunOptions()  # of the command line, which knows them all
         self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
         # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
-        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in FIGURES})
+        figures = [f"{stage}/{name}" for stage in ("train", "val") for name in terms] + FIGURES
+        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in figures})
         for mean in self.means.values():
             mean.persistent(True)
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-from edgeloss.viz.run_page import BY_CLASS
+from edgeloss.viz.run_page import BY_CLASS, SUMMANDS
 
 
 def validation_metrics(
@@ -120,7 +120,8 @@ def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> di
     edges = edges.sum()
     border = loss_maps(logits, labels, ignore_index=criterion.ignore_index).edge_mask
     valid, correct = labels != criterion.ignore_index, logits.argmax(1) == labels
-    weights = dict.fromkeys(terms, edges) | {"cross_entropy": weight, "region": weight, "edge_fraction": valid.sum()}
+    weights = dict.fromkeys(terms, edges) | dict.fromkeys(SUMMANDS.keys() - {"edge_focused"}, weight)
+    weights["edge_fraction"] = valid.sum()
     figures = {name: (term, torch.as_tensor(weights[name])) for name, term in terms.items()}
     if not criterion.region_weight:
         del figures["region"]
@@ -141,17 +142,14 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         target: [B, *S].
 
     Returns:
-        For ``cross_entropy``, ``edge`` and, if it has a weight, ``region``: the L2 norm of the gradient of the weighted
-        term, over the sum of these norms. The shares sum to 1, or are all 0 if all gradients are.
+        For each of what adds up to the loss, by its name among the terms: the L2 norm of its weighted gradient, over
+        the sum of these norms. The shares sum to 1, or are all 0 if all gradients are.
     """
     # In float32 at least, since the gradient of a mean over many pixels underflows in float16.
     logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
-    weights = {"cross_entropy": "ce_weight", "edge": "edge_weight"}
-    if criterion.region_weight:
-        weights["region"] = "region_weight"
     squares = []
-    for kept in weights.values():
-        others = {name: 0.0 for name in weights.values() if name != kept}
+    for kept in SUMMANDS.values():
+        others = {name: 0.0 for name in SUMMANDS.values() if name != kept}
         leaf = logits.clone().requires_grad_()
         with torch.enable_grad():
             loss = edge_aware_loss(leaf, target, **criterion.options() | others)
@@ -161,4 +159,4 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     if dist.is_initialized():
         dist.all_reduce(totals)
     norms = totals.sqrt().tolist()
-    return {name: norm / (sum(norms) or 1.0) for name, norm in zip(weights, norms, strict=True)}
+    return {name: norm / (sum(norms) or 1.0) for name, norm in zip(SUMMANDS, norms, strict=True)}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edgeloss import EdgeAwareLoss, _reduction
-from edgeloss._checks.options import AFTER_SUMS, EDGE_TERMS, HELP, TERMS, Options, Term, check_option
+from edgeloss._checks.options import AFTER_SUMS, EDGE_TERMS, HELP, SUMMANDS, TERMS, Options, Term, check_option
 from edgeloss._kernels import backends
 from edgeloss._reduction import VALUES, EdgeRow, LossMaps
 from edgeloss.cli.commands import OF_LOSS
@@ -86,6 +86,7 @@ def test_every_list_of_the_terms_is_that_of_the_options() -> None:
     names = [term.name for term in TERMS if term.has_kernels]
     assert [row.name.lower() for row in EdgeRow][1:] == [term.name for term in EDGE_TERMS]
     assert [*VALUES][: len(names) + 1] == [*names[:-1], "edge", names[-1]]  # the edge term of both sides is between
+    assert {*SUMMANDS} < {*VALUES}
     mapped = [term.name for term in TERMS if term.has_map]
     assert [name for name in LossMaps._fields if name in mapped] == mapped
     assert {name for term in TERMS for name in term.weights} <= set(HELP)
@@ -97,6 +98,8 @@ def test_a_term_may_be_of_the_reference_only(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RuntimeError, match="no kernels for the region term; pass 'auto' or 'reference'"):
         edge_aware_loss(x, y, backend="fused")
     torch.testing.assert_close(edge_aware_loss(x, y), edge_aware_loss(x, y, backend="reference"), rtol=0, atol=0)
-    monkeypatch.setattr(_reduction, "TERMS", (*TERMS, Term("further", "further term", "W", ("further_weight",))))
+    monkeypatch.setattr(
+        _reduction, "TERMS", (*TERMS, Term("further", "further term", "of a test", "W", ("further_weight",)))
+    )
     _, terms = edge_aware_loss(x, y, region_weight=0.0, return_terms=True)
     assert terms["further"] == 0

@@ -58,7 +58,7 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
     logits, target = scene()
     leaf = logits.double().requires_grad_()
     gradients: list[Tensor] = []
-    names = ["cross_entropy", "edge", "region"]
+    names = ["cross_entropy", "edge_focused", "region"]
     for change in ({"edge_weight": 0.0, "region_weight": 0.0}, {"region_weight": 0.0}, {}):  # each has one term more
         loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
         gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
@@ -79,7 +79,7 @@ def test_shares_leave_everything_as_it_is_and_may_be_0() -> None:
     assert criterion.options() == before
     assert set(gradient_shares(criterion, logits, torch.full_like(target, VOID)).values()) == {0.0}
     plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0, region_weight=0.0), logits, target)
-    assert plain == {"cross_entropy": 1.0, "edge": 0.0}
+    assert plain == {"cross_entropy": 1.0, "edge_focused": 0.0, "region": 0.0}
 
 
 def mean_figures(criterion: EdgeAwareLoss, *batches: tuple[Tensor, Tensor]) -> dict[str, float]:

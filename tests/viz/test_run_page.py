@@ -19,7 +19,7 @@ from selenium.webdriver.common.keys import Keys
 
 from edgeloss.viz import compute_arrays
 from edgeloss.viz.coloring import read_look
-from edgeloss.viz.run_page import Row, best_epoch, write_run_page
+from edgeloss.viz.run_page import SUMMANDS, Row, best_epoch, write_run_page
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 Browse = Callable[[Path], Any]
@@ -33,9 +33,8 @@ def row_of(epoch: int, miou: float | None = None) -> Row:
     row: dict[str, float | None] = {"epoch": epoch, "lr": 0.01 / epoch, "edge_weight": 0.5, "seconds": 40.0}
     row |= {"images_per_second": 12.5}
     for split in ("train", "val"):
-        terms = ("loss", "cross_entropy", "edge_focused", "region")
-        row |= {f"{split}/{name}": place + 1 / epoch for place, name in enumerate(terms)}
-    row |= {f"train/gradient_share/{name}": 1 / 3 for name in ("cross_entropy", "edge", "region")}
+        row |= {f"{split}/{name}": place + 1 / epoch for place, name in enumerate(("loss", *SUMMANDS))}
+    row |= {f"train/gradient_share/{name}": 1 / 3 for name in SUMMANDS}
     row |= {"val/miou": miou, "val/boundary_iou": miou / 2, "val/boundary_f1_1": None}
     for k, name in enumerate(CLASSES):
         row |= {f"val/iou/{name}": miou + k / 100, f"val/boundary_iou/{name}": None, f"val/boundary_f1_1/{name}": miou}
@@ -59,7 +58,7 @@ def curves_of(path: Path) -> dict[tuple[str, str], list[float | None]]:
 
 
 def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tmp_path: Path) -> None:
-    weights = {"cross_entropy": 1.0, "edge_focused": 0.5, "region": 100.0}
+    weights = {"edge_weight": 0.5, "region_weight": 100.0, "radius": 2}
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(4)]  # a gap is a gap
     with pytest.raises(ValueError, match="history: expected at least one epoch, but got none"):
         write_run_page(tmp_path, [], CLASSES, [])
@@ -77,7 +76,7 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     (note,) = parts_of(path.read_text("utf-8"), "note")
     assert note["text"].startswith("Constant, and not drawn: ")
     assert "Weight of the edge terms, edge weight: 0.5" in note["text"]
-    assert "Share of each term in the gradient, edge terms: 33.3%" in note["text"]
+    assert "Share of each term in the gradient, focused edges: 33.3%" in note["text"]
 
 
 def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
@@ -137,7 +136,7 @@ def test_it_is_accessible(browse: Browse, axe: str, sized: Sized, width: int, da
 
 def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     history = [row_of(1), row_of(2, miou=0.75), row_of(3, miou=0.75), {**row_of(4), "skipped": 2}]
-    options = {"config": f"epochs: 4\noutput: {HOSTILE}", "weights": {"region": 1000.0}}
+    options = {"config": f"epochs: 4\noutput: {HOSTILE}", "weights": {"region_weight": 1000.0}}
     shown = worst()
     page = browse(write_run_page(tmp_path, history, CLASSES, shown, **options))
 

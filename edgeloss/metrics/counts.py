@@ -16,6 +16,9 @@ from torch import Tensor
 from edgeloss._checks.options import spacing_per_axis
 from edgeloss._reference.neighborhoods import find_edges, sliding_max
 from edgeloss.metrics.measure import Kind, LabelMaps, Score, Spacing
+from edgeloss.metrics.nearest import NEAR, distances_by_tree, nearest
+
+MOST_OFFSETS = 1500  # of a window that is looked at pixel by pixel; beyond it, finding distances is faster
 
 # --------------------------------------------------------------------------------------------- Boundary IoU, trimap IoU
 
@@ -34,7 +37,8 @@ def boundary_iou_counts(maps: LabelMaps, ratio: float, spacing: Spacing = None) 
 
 def trimap_iou_counts(maps: LabelMaps, radius: float, spacing: Spacing = None) -> Tensor:
     """Count pixels near borders with a class in both maps, in either and in the target: [B, 3, C] int64."""
-    rows, target = ball_rows(radius, spacing_per_axis(spacing, maps.y.dim() - 2)), maps.y[1]
+    target = maps.y[1]
+    rows = ball_rows(radius, spacing_per_axis(spacing, target.dim() - 1), target.shape[1:])
     # A pixel has another label in its ball if the largest label there is not the smallest one. The latter is the
     # largest of the reversed labels, where -1 for void never wins either.
     last = maps.num_classes - 1
@@ -43,15 +47,18 @@ def trimap_iou_counts(maps: LabelMaps, radius: float, spacing: Spacing = None) -
     return _overlap(maps, (largest != last - smallest) & (target >= 0))
 
 
-def ball_rows(radius: float, sizes: Sequence[float]) -> dict[tuple[int, ...], int]:
-    """Return half the lengths of the rows of a disk or ball along the last axis, by their offsets in the other axes."""
+def ball_rows(radius: float, sizes: Sequence[float], shape: Sequence[int]) -> dict[tuple[int, ...], int]:
+    """Return half the lengths of the rows of a disk or ball along the last axis, by their offsets in the other axes.
+
+    Offsets are at most those between two pixels of an image of that shape.
+    """
     *others, last = sizes
-    near = 1 + 1e-9  # what rounding may take from a distance equal to the radius
+    reach = [min(int(radius * NEAR / s), max(length - 1, 0)) for s, length in zip(sizes, shape, strict=True)]
     rows = {}
-    for offset in product(*(range(-int(radius * near / s), int(radius * near / s) + 1) for s in others)):
-        rest = (radius * near) ** 2 - sum((d * s) ** 2 for d, s in zip(offset, others, strict=True))
+    for offset in product(*(range(-most, most + 1) for most in reach[:-1])):
+        rest = (radius * NEAR) ** 2 - sum((d * s) ** 2 for d, s in zip(offset, others, strict=True))
         if rest >= 0:
-            rows[offset] = int(math.sqrt(rest) / last)
+            rows[offset] = min(int(math.sqrt(rest) / last), reach[-1])
     return rows
 
 
@@ -119,18 +126,20 @@ def boundary_f1_counts(
     sizes, radii = spacing_per_axis(spacing, maps.y.dim() - 2), sorted({radius, *maps.radii})
     counts = maps.share(
         ("border counts", *sizes, class_agnostic, *radii),
-        lambda: _border_counts(maps.y, maps.num_classes, _shells(radii, sizes), class_agnostic=class_agnostic),
+        lambda: _border_counts(maps.y, maps.num_classes, radii, sizes, class_agnostic=class_agnostic),
     )
     selected: Tensor = counts[radii.index(radius)]
     return selected
 
 
-def _shells(radii: Sequence[float], sizes: Sequence[float]) -> list[list[tuple[int, ...]]]:
-    """Return the offsets that each radius adds to the disk or ball of those before."""
+def _shells(radii: Sequence[float], sizes: Sequence[float], shape: Sequence[int]) -> list[list[tuple[int, ...]]]:
+    """Return the offsets that each radius adds to the disk or ball of those before, up to ``MOST_OFFSETS``."""
     shells: list[list[tuple[int, ...]]] = []
     inside: set[tuple[int, ...]] = set()
     for radius in radii:
-        rows = ball_rows(radius, sizes)
+        if math.prod(1 + 2 * min(radius / s, length) for s, length in zip(sizes, shape, strict=True)) > MOST_OFFSETS:
+            break
+        rows = ball_rows(radius, sizes, shape)
         ball = [(*offset, d) for offset, half in rows.items() for d in range(-half, half + 1)]
         shells.append([offset for offset in ball if offset not in inside])
         inside.update(ball)
@@ -138,22 +147,23 @@ def _shells(radii: Sequence[float], sizes: Sequence[float]) -> list[list[tuple[i
 
 
 def _border_counts(
-    y: Tensor, num_classes: int, shells: Sequence[Sequence[tuple[int, ...]]], *, class_agnostic: bool
+    y: Tensor, num_classes: int, radii: Sequence[float], sizes: Sequence[float], *, class_agnostic: bool
 ) -> Tensor:
-    """Count border pixels, those near the other border and all: [R, B, 4, C] int64, for R growing disks or balls.
+    """Count border pixels, those near the other border and all: [R, B, 4, C] int64, for R growing radii.
 
     The rows are |b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t|, per image and class.
 
     The cost is proportional to the number of border pixels, since dilated borders are evaluated only at the pixels of
-    the other border: a map of words stores one bit for each class whose border a pixel is on, and the words within the
-    disk are combined by or.
+    the other border: a map of words stores one bit for each class whose border a pixel is on, and the words within a
+    small disk are combined by or. Of larger ones it is that of the distances of border pixels, for any radius.
     """
-    # No shift by up to the radius, or to a neighbor, leaves a padded map or enters another image.
-    reach = [max(1, *offsets) for offsets in zip(*itertools.chain(*shells), strict=True)]
+    shells = _shells(radii, sizes, y.shape[2:])
+    # No shift by up to these radii, or to a neighbor, leaves a padded map or enters another image.
+    reach = [max(offsets) for offsets in zip((1,) * len(sizes), *itertools.chain(*shells), strict=True)]
     maps = _pad(y, reach, -1).contiguous()
     batch, (area, *strides) = y.shape[1], maps.stride()[1:]
     shifts = [[sum(map(operator.mul, offset, strides)) for offset in shell] for shell in shells]
-    maps = maps.flatten(1)
+    shape, maps = maps.shape[1:], maps.flatten(1)
     borders = [_border(labels, strides) for labels in maps]
     if class_agnostic:
         num_classes = 1
@@ -171,6 +181,9 @@ def _border_counts(
         for (pixel, _), bit, own, other, matched in zip(borders, bits, words, reversed(words), near, strict=True):
             for covered, of_radius in zip(_covered(pixel, own[pixel], other, shifts), matched, strict=True):
                 of_radius |= (bit & covered) != 0
+    if larger := radii[len(shells) :]:
+        grid = num_classes, *shape
+        near = [torch.cat(parts) for parts in zip(near, _near_by_distance(borders, larger, grid, sizes), strict=True)]
 
     counts = []
     for (pixel, label), matched in zip(borders, near, strict=True):
@@ -178,7 +191,7 @@ def _border_counts(
         every = _count(index.view(1, -1), batch * num_classes)
         found = _count(index.masked_fill(~matched, -1).flatten(1), batch * num_classes)
         counts += [found, every.expand_as(found)]
-    return torch.stack(counts, 1).view(len(shells), 4, batch, num_classes).transpose(1, 2)
+    return torch.stack(counts, 1).view(len(radii), 4, batch, num_classes).transpose(1, 2)
 
 
 def _covered(pixel: Tensor, own: Tensor, other: Tensor, shifts: Sequence[Sequence[int]]) -> Iterator[Tensor]:
@@ -195,6 +208,22 @@ def _covered(pixel: Tensor, own: Tensor, other: Tensor, shifts: Sequence[Sequenc
         covered[left] = found
         yield covered
         left = left[(own[left] & ~found) != 0]
+
+
+def _near_by_distance(
+    borders: Sequence[tuple[Tensor, Tensor]], radii: Sequence[float], grid: Sequence[int], sizes: Sequence[float]
+) -> Iterator[Tensor]:
+    """Yield which pixels of each border are within the radii of the other one's of their class: bool [R, 4, P].
+
+    The grid is that of classes, images and pixels; classes and images are further apart than the largest radius.
+    """
+    apart = 2.0 * radii[-1]
+    places = [(label * math.prod(grid[1:]) + pixel)[label >= 0].cpu().numpy() for pixel, label in borders]
+    for (_, label), place, other in zip(borders, places, reversed(places), strict=True):
+        distance = torch.from_numpy(nearest(place, other, grid, (apart, apart, *sizes), distances_by_tree))
+        near = torch.zeros(len(radii), *label.shape, dtype=torch.bool, device=label.device)
+        near[:, label >= 0] = torch.stack([distance <= radius * NEAR for radius in radii]).to(label.device)
+        yield near
 
 
 def _border(labels: Tensor, strides: Sequence[int]) -> tuple[Tensor, Tensor]:

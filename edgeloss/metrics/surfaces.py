@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeloss._checks import inputs
 from edgeloss._checks.options import spacing_per_axis
 from edgeloss.metrics.measure import Convention, Empty, Kind, LabelMaps, Spacing
+from edgeloss.metrics.nearest import NEAR, distances_on, nearest
 
 Array = npt.NDArray[Any]
 
@@ -170,7 +171,7 @@ def surface_pairs(maps: LabelMaps, convention: Convention, spacing: Sequence[flo
 
 def _find_pairs(maps: LabelMaps, rules: _Convention, spacing: Sequence[float]) -> Iterator[dict[int, Pair]]:
     """Yield the surfaces of each image."""
-    classes, y, distances_of = maps.num_classes, maps.y.cpu().numpy(), _distances_on(maps.y.device)
+    classes, y, distances_of = maps.num_classes, maps.y.cpu().numpy(), distances_on(maps.y.device)
     grid = [n + rules.grid for n in y.shape[2:]]
     for labels in y.swapaxes(0, 1):
         sides = []
@@ -184,8 +185,8 @@ def _find_pairs(maps: LabelMaps, rules: _Convention, spacing: Sequence[float]) -
         for c, (place, area, other_place, other_area) in enumerate(zip(*sides, strict=True)):
             if len(place) or len(other_place):
                 pairs[c] = (
-                    _surface(_nearest(place, other_place, grid, spacing, distances_of), area),
-                    _surface(_nearest(other_place, place, grid, spacing, distances_of), other_area),
+                    _surface(nearest(place, other_place, grid, spacing, distances_of), area),
+                    _surface(nearest(other_place, place, grid, spacing, distances_of), other_area),
                 )
         yield pairs
 
@@ -194,56 +195,6 @@ def _surface(distances: Array, areas: Array) -> Surface:
     """Return the surface with its elements sorted, by distance and area so that sums round as in surface-distance."""
     order = np.lexsort((areas, distances))
     return Surface(distances[order], areas[order])
-
-
-# Places on a grid, those of the sites, the grid and its spacing → the distance of each place to the nearest site.
-_Distances = Callable[[Array, Array, Sequence[int], Sequence[float]], Array]
-
-
-def _nearest(
-    place: Array, others: Array, grid: Sequence[int], spacing: Sequence[float], distances_of: _Distances
-) -> Array:
-    """Return the distance of each place on a grid to the nearest of the others; inf without any."""
-    distances = np.full(len(place), np.inf)
-    if len(others):
-        elsewhere = ~np.isin(place, others, assume_unique=True)  # few elements are, of good predictions
-        distances[~elsewhere] = 0
-        if elsewhere.any():
-            distances[elsewhere] = distances_of(place[elsewhere], others, grid, spacing)
-    return distances
-
-
-def _distances_on(device: torch.device) -> _Distances:
-    """Return how distances are found: on a GPU by cuCIM where it is installed, else on the CPU."""
-    if device.type != "cuda":
-        return _distances_by_tree
-    try:
-        import cupy
-        from cucim.core.operations.morphology import distance_transform_edt
-    except ImportError:
-        return _distances_by_tree
-
-    def by_transform(place: Array, sites: Array, grid: Sequence[int], spacing: Sequence[float]) -> Array:
-        with cupy.cuda.Device(device.index or 0):
-            is_elsewhere = cupy.ones(math.prod(grid), dtype=bool)
-            is_elsewhere[cupy.asarray(sites)] = False
-            field = distance_transform_edt(
-                is_elsewhere.reshape(tuple(grid)), sampling=tuple(spacing), float64_distances=True
-            )
-            distances: Array = cupy.asnumpy(field.ravel()[cupy.asarray(place)])
-        return distances
-
-    return by_transform
-
-
-def _distances_by_tree(place: Array, sites: Array, grid: Sequence[int], spacing: Sequence[float]) -> Array:
-    """Return the distance of each place to the nearest site, in time by their numbers and not by the grid's."""
-    from scipy.spatial import cKDTree  # a heavy import that `import edgeloss` should not need
-
-    at, of_sites = (np.stack(np.unravel_index(each, grid), 1) * np.asarray(spacing) for each in (place, sites))
-    # A balanced tree takes longer to build than it saves.
-    distances: Array = cKDTree(of_sites, balanced_tree=False, compact_nodes=False).query(at)[0]
-    return distances
 
 
 # ---------------------------------------------------------------------------------------------------- counts and scores
@@ -280,7 +231,7 @@ def average_distance_counts(
 
 def surface_dice_counts(maps: LabelMaps, tolerance: float, convention: Convention, spacing: Spacing = None) -> Tensor:
     """Compute the area of both surfaces within the tolerance of the other one, and their areas: [B, 4, C]."""
-    near = tolerance * (1 + 1e-9)  # what rounding may take from a distance equal to the tolerance
+    near = tolerance * NEAR
 
     def value(surface: Surface) -> float:
         return float(surface.areas[surface.distances <= near].sum())

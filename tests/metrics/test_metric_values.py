@@ -27,8 +27,8 @@ SIZES = [(1, 1, 2), (1, 17, 3), (13, 1, 3), (2, 9, 2), (6, 50, 11), (31, 26, 3),
 SIZES += [(12, 14, 150), (2, 9, 12, 3), (5, 7, 6, 2), (9, 14, 11, 4)]
 OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     *((boundary_iou, {"ratio": ratio}) for ratio in (0.005, 0.02, 0.15)),
-    *((trimap_iou, {"radius": radius}) for radius in (1, 3, 10)),
-    *((boundary_f1, {"radius": radius}) for radius in (1, 5)),
+    *((trimap_iou, {"radius": radius}) for radius in (1, 3, 10, 10**9)),
+    *((boundary_f1, {"radius": radius}) for radius in (1, 5, 21, 10**9)),
     *((boundary_f1, {"radius": 2, "score": score}) for score in ("precision", "recall")),
     *((boundary_f1, {"radius": 1, option: True}) for option in ("class_agnostic", "per_image")),
     (boundary_f1, {"radius": 3, "class_agnostic": True, "per_image": True, "score": "precision"}),
@@ -48,6 +48,7 @@ def test_equals_slow_version(function: Any, options: Any, size: tuple[int, ...])
         *((trimap_iou, {"radius": radius}) for radius in (0.75, 3)),
         (boundary_f1, {"radius": 1}),
         (boundary_f1, {"radius": 3.5, "per_image": True}),
+        (boundary_f1, {"radius": 7}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

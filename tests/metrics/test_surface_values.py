@@ -143,8 +143,8 @@ def test_transforms_of_cucim_give_the_same_distances(
     pred, target = blobs(3, *size, 4)
     maps = LabelMaps(torch.stack([pred, target]).masked_fill(target == VOID, -1), 4)
     expected = surfaces.surface_pairs(maps, convention, spacing)
-    choose = surfaces._distances_on
-    monkeypatch.setattr(surfaces, "_distances_on", lambda device: choose(torch.device("cuda", 1)))
+    choose = surfaces.distances_on
+    monkeypatch.setattr(surfaces, "distances_on", lambda device: choose(torch.device("cuda", 1)))
     assert choose(torch.device("cpu")) is choose(torch.device("cuda"))  # without CuPy
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     assert choose(torch.device("cpu")) is not choose(torch.device("cuda"))

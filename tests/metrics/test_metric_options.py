@@ -13,7 +13,7 @@ import torch
 import torchmetrics.functional.classification as reference
 from slow_metrics import VOID, blobs
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from edgeloss.metrics import (
     AverageSurfaceDistance,
@@ -285,6 +285,7 @@ def test_plot(metric_class: Any, average: Any, reduction: Any) -> None:
     assert figure.axes
     assert axes is not None
     metric.plot([metric.compute()] * 3)
+    updated(MetricCollection({name: metric_class(4, ignore_index=VOID) for name in "ab"})).plot(together=True)
     pyplot.close("all")
 
 
@@ -444,13 +445,14 @@ def test_wrong_shared_options(function: Any) -> None:
 def test_all_scores_are_those_of_each(size: tuple[int, ...], options: dict[str, Any]) -> None:
     spacing = None if len(size) == 2 else (2.0, 1.0, 1.0)
     given: dict[str, Any] = {"ignore_index": VOID, "spacing": spacing, **options}
-    scores = BoundaryScores(4, **given)
+    radii = 1, 5, 21  # windows that are looked at, and a larger one
+    scores = BoundaryScores(4, radii=radii, **given)
     convention = given.pop("convention", "surface-distance")
     of_surfaces = {**given, "convention": convention}
     unit = "px" if spacing is None else ""
     alone: dict[str, Metric] = {
         "boundary_iou": BoundaryIoU(4, **given),
-        **{f"boundary_f1_{r}{unit}": BoundaryF1(4, radius=r, **given) for r in (1, 3, 5)},
+        **{f"boundary_f1_{r}{unit}": BoundaryF1(4, radius=r, **given) for r in radii},
         f"trimap_iou_3{unit}": TrimapIoU(4, radius=3, **given),
         **{f"hausdorff_distance_{p}": HausdorffDistance(4, percentile=p, **of_surfaces) for p in (95, 100)},
         "average_surface_distance": AverageSurfaceDistance(4, **of_surfaces),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from torch import Tensor
 from edgeloss._checks import inputs
 from edgeloss.io import limits
 from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading
+
+_NO_NUMBERS = "is damaged, or holds something other than numbers; pickled objects are not read"
 
 
 class Array(NamedTuple):
@@ -59,7 +63,7 @@ class Choice(NamedTuple):
 
 def read_array(path: Path, choice: Choice) -> Array:
     """Read an array of a file: the one named ``key``, the only one, or the only one with one of the names."""
-    with reading(path, "is damaged, or holds something other than numbers; pickled objects are not read"):
+    with reading(path, _NO_NUMBERS):
         values, text = _load(path, choice)
     if values.layout != torch.strided or values.is_complex() or values.is_quantized:
         raise InputError(f"{path}: expected dense real numbers, but got {text}, {values.layout}")
@@ -76,13 +80,14 @@ def read_array(path: Path, choice: Choice) -> Array:
 
 
 def count_slices(path: Path, choice: Choice) -> int:
-    """Return the number of slices of a volume [..., D, H, W], which is read for it."""
+    """Return the number of slices of a volume [..., D, H, W]."""
     if path.suffix.lower() not in ARRAY_SUFFIXES:
         raise InputError(f"{path}: expected a volume [..., D, H, W] in one of {', '.join(ARRAY_SUFFIXES)}")
-    array = read_array(path, choice)
-    if array.values.dim() < 3:
-        raise InputError(f"{path}: expected a volume [..., D, H, W], but got {array.text}")
-    return array.values.shape[-3]
+    with reading(path, _NO_NUMBERS):
+        shape = _open(path, choice._replace(at=0)).shape
+    if len(shape) < 3 or 0 in shape:
+        raise InputError(f"{path}: expected a volume [..., D, H, W], but got {list(shape)}")
+    return shape[-3]
 
 
 def squeeze(values: Tensor, dims: int) -> Tensor:
@@ -93,18 +98,15 @@ def squeeze(values: Tensor, dims: int) -> Tensor:
 
 
 def _load(path: Path, choice: Choice) -> tuple[Tensor, str]:
-    """Return the array, with its dtype and shape in the file."""
-    suffix = path.suffix.lower()
-    if suffix in (".pt", ".pth"):
-        return _load_tensor(path, choice)
-    if suffix == ".npz":
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            name = _choose(archive.files, choice, path)
-            _check_member(archive.zip, name, path, choice)
-            array: npt.NDArray[Any] = archive[name]
-    else:
-        array = np.lib.format.open_memmap(path, mode="r")  # fails on a truncated file before reading any of it
-        _check_shape(array.shape, array.dtype.itemsize, path, choice)
+    """Return the array or its slice, with the dtype and shape in the file."""
+    array = _open(path, choice)
+    if isinstance(array, Tensor):
+        content = array
+        if content.layout == torch.strided:
+            content = _slice(content, choice.at, path)
+            content = content.to(torch.uint8) if content.dtype == torch.bool else content
+            content = content.long() if content.dtype in (torch.uint16, torch.uint32, torch.uint64) else content
+        return content, inputs.describe(array)
     kind = array.dtype.kind
     if kind not in "fiub":
         raise InputError(f"{path}: expected an array of real numbers, but got dtype {array.dtype}")
@@ -115,8 +117,34 @@ def _load(path: Path, choice: Choice) -> tuple[Tensor, str]:
     return values.to(torch.uint8) if kind == "b" else values, f"{array.dtype.name} {list(array.shape)}"
 
 
-def _load_tensor(path: Path, choice: Choice) -> tuple[Tensor, str]:
-    """Return the tensor of a file; the file is mapped where its format allows that, and not read whole."""
+def _open(path: Path, choice: Choice) -> npt.NDArray[Any] | Tensor:
+    """Return the whole array of a file, which is mapped where its format allows that, and not read."""
+    suffix = path.suffix.lower()
+    if suffix in (".pt", ".pth"):
+        return _open_tensor(path, choice)
+    if suffix == ".npz":
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            name, about = _choose(archive.files, choice, path), os.fstat(file.fileno())
+            _check_member(archive.zip, name, path, choice)
+            if choice.at is not None:
+                return _read_member(path, name, about.st_mtime_ns, about.st_size)
+            whole: npt.NDArray[Any] = archive[name]
+            return whole
+    array = np.lib.format.open_memmap(path, mode="r")  # fails on a truncated file before reading any of it
+    _check_shape(array.shape, array.dtype.itemsize, path, choice)
+    return array
+
+
+@functools.lru_cache(maxsize=2)  # those of a prediction and its mask, whose slices are read in turn
+def _read_member(path: Path, name: str, *_: int) -> npt.NDArray[Any]:
+    """Read a volume of an archive once for all of its slices; the other arguments say which version of the file."""
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        array: npt.NDArray[Any] = archive[name]
+    return array
+
+
+def _open_tensor(path: Path, choice: Choice) -> Tensor:
+    """Return the tensor of a file."""
     is_unicode = "\\ud" not in ascii(str(path))  # torch maps no file whose name is not
     if is_unicode and zipfile.is_zipfile(path):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -131,10 +159,7 @@ def _load_tensor(path: Path, choice: Choice) -> tuple[Tensor, str]:
     content = content.detach()
     if content.layout == torch.strided:
         _check_shape(content.shape, content.element_size(), path, choice)
-        content = _slice(content, choice.at, path)
-        content = content.to(torch.uint8) if content.dtype == torch.bool else content
-        content = content.long() if content.dtype in (torch.uint16, torch.uint32, torch.uint64) else content
-    return content, inputs.describe(content)
+    return content
 
 
 def _check_member(archive: Any, name: str, path: Path, choice: Choice) -> None:  # noqa: ANN401

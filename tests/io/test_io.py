@@ -16,6 +16,7 @@ from PIL import Image
 
 from edgeloss import io
 from edgeloss.io import InputError
+from edgeloss.io.arrays import Choice, count_slices
 
 H, W, C = 24, 32, 3
 LOGITS = torch.randn(C, H // 2, W // 2, generator=torch.Generator().manual_seed(0))
@@ -29,6 +30,24 @@ def test_reads_masks_by_index_and_of_16_bits(tmp_path: Path) -> None:
     Image.fromarray(np.array([[300, 1]], np.uint16)).save(tmp_path / "deep.png")
     assert io.read_labels(tmp_path / "palette.png").tolist() == [[2, 1]]
     assert io.read_labels(tmp_path / "deep.png").tolist() == [[300, 1]]
+
+
+def test_slices_of_an_archive_are_expanded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, pred, expanded = tmp_path / "mask.npz", tmp_path / "pred.npz", []
+    read = np.lib.npyio.NpzFile.__getitem__
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda *of: expanded.append(of[1]) or read(*of))
+    for labels in (
+        np.stack([LABELS] * 3),
+        np.stack([LABELS, LABELS.T.reshape(H, W)] * 2),
+    ):  # then other files
+        expanded.clear()
+        np.savez_compressed(mask, label=labels, image=labels)
+        np.savez_compressed(pred, logits=np.eye(C)[labels].transpose(3, 0, 1, 2))
+        assert count_slices(mask, Choice(["label"])) == count_slices(pred, Choice(["logits"])) == len(labels)
+        for at, expected in enumerate(labels):
+            assert torch.equal(io.read_labels(mask, at=at), torch.from_numpy(expected).long())
+            assert torch.equal(io.read_prediction(pred, at=at).values.argmax(0), torch.from_numpy(expected).long())
+        assert expanded == ["label", "logits"]
 
 
 def test_a_path_may_be_a_string(tmp_path: Path) -> None:

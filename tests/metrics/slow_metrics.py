@@ -1,4 +1,4 @@
-"""The boundary metrics by all pairs of pixels, their options, and label maps to score."""
+"""The boundary metrics, some by all pairs of pixels, their options, and label maps to score."""
 
 from __future__ import annotations
 
@@ -10,9 +10,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeloss.metrics import boundary_f1, boundary_iou, trimap_iou
+from edgeloss.metrics import (
+    AverageSurfaceDistance,
+    BoundaryF1,
+    BoundaryIoU,
+    HausdorffDistance,
+    SurfaceDice,
+    TrimapIoU,
+    average_surface_distance,
+    boundary_f1,
+    boundary_iou,
+    hausdorff_distance,
+    surface_dice,
+    trimap_iou,
+)
 
 VOID = 255
+CLASSES: dict[Any, Any] = {
+    boundary_iou: BoundaryIoU,
+    trimap_iou: TrimapIoU,
+    boundary_f1: BoundaryF1,
+    hausdorff_distance: HausdorffDistance,
+    average_surface_distance: AverageSurfaceDistance,
+    surface_dice: SurfaceDice,
+}
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "boundary_iou": (boundary_iou, {"ratio": 0.05}),
     "trimap_iou": (trimap_iou, {"radius": 2}),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from slow_metrics import FUNCTIONS, VOID, blobs
+from slow_metrics import CLASSES, FUNCTIONS, VOID, blobs
 from torchmetrics import Metric, MetricCollection
 
 from edgeloss.metrics import (
@@ -20,12 +20,7 @@ from edgeloss.metrics import (
     BoundaryScores,
     TrimapIoU,
     average_surface_distance,
-    boundary_f1,
-    boundary_iou,
-    trimap_iou,
 )
-
-CLASSES = {boundary_iou: BoundaryIoU, trimap_iou: TrimapIoU, boundary_f1: BoundaryF1}
 
 
 def metric_of(name: str, classes: int = 4, **more: Any) -> Metric:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics.functional.classification as reference
-from slow_metrics import VOID, blobs
+from slow_metrics import CLASSES, VOID, blobs
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -31,14 +31,6 @@ from edgeloss.metrics import (
     trimap_iou,
 )
 
-CLASSES: dict[Any, Any] = {
-    boundary_iou: BoundaryIoU,
-    trimap_iou: TrimapIoU,
-    boundary_f1: BoundaryF1,
-    hausdorff_distance: HausdorffDistance,
-    average_surface_distance: AverageSurfaceDistance,
-    surface_dice: SurfaceDice,
-}
 FUNCTIONS = list(CLASSES)
 SETS = [boundary_iou, trimap_iou, boundary_f1, average_surface_distance, surface_dice]
 OF_SURFACES = FUNCTIONS[3:]

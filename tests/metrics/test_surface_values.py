@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import ndimage
-from slow_metrics import VOID, blobs
+from slow_metrics import CLASSES, VOID, blobs
 from surface_libraries import LIBRARIES, compare, meshmetrics, ours
 from torch import Tensor
 
 from edgeloss.metrics import (
-    AverageSurfaceDistance,
-    HausdorffDistance,
-    SurfaceDice,
     average_surface_distance,
     hausdorff_distance,
     surface_dice,
@@ -31,11 +28,6 @@ from edgeloss.metrics.measure import LabelMaps
 from edgeloss.metrics.surfaces import element_areas
 
 FUNCTIONS: list[Any] = [hausdorff_distance, average_surface_distance, surface_dice]
-CLASSES = {
-    hausdorff_distance: HausdorffDistance,
-    average_surface_distance: AverageSurfaceDistance,
-    surface_dice: SurfaceDice,
-}
 CONVENTIONS = ("surface-distance", "monai", "medpy")
 SIZES: list[tuple[tuple[int, ...], tuple[float, ...]]] = [
     ((13, 17), (1.0, 1.0)),

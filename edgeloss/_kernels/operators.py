@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -16,23 +16,22 @@ from torch import Tensor
 from edgeloss._checks.inputs import result_dtype
 from edgeloss._checks.options import AFTER_SUMS
 from edgeloss._kernels import library
-from edgeloss._kernels.arguments import Arguments, new_outputs
+from edgeloss._kernels.arguments import Arguments, KernelOptions, Outputs, new_outputs
 from edgeloss._kernels.triton.workspace import new_state
 from edgeloss._reduction import VALUES, EdgeRow, SumRow
 from edgeloss._reference.custom_ops import register_derivative
 from edgeloss._reference.region import averages_of, has_regions
 
 TRITON = "edgeloss_triton"
-_OPTIONS = (
-    "int ignore_index, int validate, int tables, bool edges, bool regions, bool by_pairs, bool maps, bool keeps_state,"
-    " int[] radius, float label_smoothing, float power, float decay, float[] spacing"
-)
-_WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? distance"
+_TYPES = {Tensor | None: "Tensor?", tuple[int, ...]: "int[]", tuple[float, ...]: "float[]"}
+_ARGUMENTS = {name: f"{_TYPES.get(kind) or kind.__name__} {name}" for name, kind in get_type_hints(Arguments).items()}
+_WEIGHTS = ", ".join(_ARGUMENTS[name] for name in ("weight", "pixel_weight", "distance"))
+_OPTIONS = ", ".join(_ARGUMENTS[name] for name in KernelOptions._fields)
 _NUMBERS = ", ".join(f"float {name}" for name in AFTER_SUMS)
 _STATE = "Tensor label, Tensor memory"  # what backward reads
 _SCHEMAS = {
-    "edge_loss": f"(Tensor logits, Tensor target, {_WEIGHTS}, {_OPTIONS}) -> (Tensor sums, Tensor edge_sums, Tensor"
-    f" region, Tensor image_weight, Tensor maps, {_STATE})",
+    "edge_loss": f"({', '.join(_ARGUMENTS.values())}) -> ({', '.join(f'Tensor {name}' for name in Outputs._fields)},"
+    f" {_STATE})",
     "edge_loss_backward": f"(Tensor? grad, Tensor slopes, Tensor? edge_pixel_weight, Tensor logits, {_WEIGHTS},"
     f" {_STATE}, {_OPTIONS}) -> Tensor",
     "reduce": "(Tensor sums, Tensor edge_sums, Tensor region, Tensor image_weight, Tensor? edge_class_weight, Tensor?"

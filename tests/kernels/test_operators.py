@@ -96,8 +96,10 @@ def test_arguments_are_named_and_ordered_as_in_the_schemas(kernels: Any) -> None
     assert names[-len(KernelOptions._fields) :] == [*KernelOptions._fields]
     returned = [value.name for value in kernels.edge_loss.default._schema.returns]
     assert returned[: len(Outputs._fields)] == [*Outputs._fields]
-    ours, others = (str(of.reduce.default._schema).partition("(")[2] for of in (kernels, operators.of_library))
-    assert ours == others
+    for operator in ("edge_loss", "edge_loss_backward", "reduce"):
+        schemas = [getattr(of, operator).default._schema for of in (kernels, operators.of_library)]
+        ours, others = (str(schema).partition("(")[2] for schema in schemas)
+        assert ours == others
     before = "grad", "slopes", "edge_pixel_weight", "logits", "weight", "pixel_weight", "distance"
     backward = [argument.name for argument in kernels.edge_loss_backward.default._schema.arguments]
     assert backward == [*before, *returned[len(Outputs._fields) :], *KernelOptions._fields]

@@ -419,7 +419,7 @@ def rival_table() -> list[str]:
 def since_table() -> list[str]:
     """Return how far version 0.4 is ahead of 0.3, with both balances."""
     rows = []
-    for setting, results in results_of("default").items():
+    for setting, results in (results_of("default") | results_of("pretrained")).items():
         of_ours = [row for row in results if run_of(row).title in (OURS, NOW, BALANCED)]
         rows += [(setting, row) for row in summarize(of_ours, OURS) if row["differences"]]
     return differences_table(rows, (*MAIN, "ece_edge"))

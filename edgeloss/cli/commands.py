@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from edgeloss import __version__
 from edgeloss._checks.options import HELP, Options, check_label, check_option
 from edgeloss._checks.remap import REMAPS, Rule, parse_remap
-from edgeloss.cli.messages import fail
-from edgeloss.cli.paths import PALETTE_NAMES, check_paths
+from edgeloss.cli.parser import Parser, did_you_mean
+from edgeloss.cli.paths import PALETTE_NAMES, READ_SUFFIXES, check_paths
 
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
 _EPILOG = (
+    "edgeloss COMMAND --help shows the options of a command.\n\n"
     "Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invalid input or skipped images, 130 interrupted."
 )
 
@@ -28,10 +28,8 @@ _TYPES: dict[str, type] = {"float": float, "float | None": float, "int | Sequenc
 OF_LOSS = {one.name: one for one in dataclasses.fields(Options) if str(one.type) in _TYPES}
 
 
-# Options for reading files whose values are text.
+# Options for reading files whose values are text, which few files need.
 _READING = {
-    "--palette NAME|FILE": f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a"
-    ' text file with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
     "--remap FROM:TO,...|NAME": "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO,"
     " separated by commas: 255:1 for a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1; or a name:"
     f" {', '.join(REMAPS)}.",
@@ -55,31 +53,16 @@ _MASK: dict[str, Any] = {
     "type": Path,
     "help": "Labels [H, W]: a .png of class indices, or of colors with --palette, or .npy, .npz or .pt.",
 }
-_IMAGE: dict[str, Any] = {"type": Path, "help": "An image of the size of the mask."}
+_IMAGE: dict[str, Any] = {
+    "type": Path,
+    "help": f"An image of the size of the mask: {', '.join(READ_SUFFIXES[:-1])} or {READ_SUFFIXES[-1]}.",
+}
 _JSON: dict[str, Any] = {"dest": "as_json", "action": "store_true", "help": "Print JSON."}
-
-
-class _HelpFormatter(RawDescriptionHelpFormatter):
-    """Keep the lines of descriptions, and append what an option is without it."""
-
-    def _get_help_string(self, action: Any) -> str:  # noqa: ANN401
-        is_told = action.nargs == 0 or action.default in (None, "") or "default:" in action.help
-        return str(action.help) + ("" if is_told else "  [default: %(default)s]")
-
-
-class _Parser(ArgumentParser):
-    """A parser with errors of one line."""
-
-    def print_help(self, file: Any = None) -> None:  # noqa: ANN401
-        print(self.format_help(), end="", file=file)  # argparse drops errors of writing, as on a full disk
-
-    def error(self, message: str) -> NoReturn:
-        fail(f"{message}; see {self.prog} --help")
 
 
 def make_parser() -> ArgumentParser:
     """Return the parser of the program. Its options have the function of the command as ``run``, module:name."""
-    program = _Parser("edgeloss", description="Show where a segmentation network fails at edges.", epilog=_EPILOG)
+    program = Parser("edgeloss", description="Show where a segmentation network fails at edges.", epilog=_EPILOG)
     program.add_argument("--version", action="version", version=f"edgeloss {__version__}")
     commands = program.add_subparsers(metavar="COMMAND", required=True)
     for name, (module, usage, add_options) in COMMANDS.items():
@@ -89,8 +72,6 @@ def make_parser() -> ArgumentParser:
             usage=f"edgeloss {name} {usage}",
             help=about.partition("\n")[0],
             description=about,
-            formatter_class=_HelpFormatter,
-            allow_abbrev=False,
         )
         parser.set_defaults(run=f"edgeloss.cli.{module}:{name}", command=name, parser=parser, output_flag="--output")
         add_options(parser)
@@ -100,7 +81,7 @@ def make_parser() -> ArgumentParser:
 # The docstrings of the next functions are the help of the commands.
 
 
-def _add_view(parser: ArgumentParser) -> None:
+def _add_view(parser: Parser) -> None:
     """Draw a prediction, its loss maps and its gradient.
 
     The output is a picture or, with .html, an interactive report.
@@ -142,7 +123,7 @@ def _add_view(parser: ArgumentParser) -> None:
     _add_loss(parser)
 
 
-def _add_compare(parser: ArgumentParser) -> None:
+def _add_compare(parser: Parser) -> None:
     """Compare the predictions of two networks for the same images.
 
     The page has the scores and the terms of the loss of each network and their differences, per class too; labels and
@@ -168,7 +149,7 @@ def _add_compare(parser: ArgumentParser) -> None:
     _add_loss(parser)
 
 
-def _add_metrics(parser: ArgumentParser) -> None:
+def _add_metrics(parser: Parser) -> None:
     """Compute metrics of predictions, per class and averaged.
 
     IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap). --scores all
@@ -215,7 +196,7 @@ def _add_metrics(parser: ArgumentParser) -> None:
     _add_reading(parser, needs_classes=True)
 
 
-def _add_diagnose(parser: ArgumentParser) -> None:
+def _add_diagnose(parser: Parser) -> None:
     """Report problems of predictions, their labels, their loss and its gradient.
 
     For folders, files are matched by name, and each image has its own report.
@@ -241,7 +222,7 @@ def _add_diagnose(parser: ArgumentParser) -> None:
     _add_loss(parser)
 
 
-def _add_info(parser: ArgumentParser) -> None:
+def _add_info(parser: Parser) -> None:
     """Print versions, devices and backends, for bug reports.
 
     Examples:
@@ -251,7 +232,7 @@ def _add_info(parser: ArgumentParser) -> None:
     parser.add_argument("--json", **_JSON)
 
 
-def _add_prediction(parser: ArgumentParser) -> None:
+def _add_prediction(parser: Parser) -> None:
     parser.add_argument(
         "--pred",
         type=Path,
@@ -262,13 +243,14 @@ def _add_prediction(parser: ArgumentParser) -> None:
     parser.add_argument("--mask", **_MASK)
 
 
-def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None:
+def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
     """Add the options that say how to read files."""
     parser.set_defaults(needs_classes=needs_classes)
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="Also replace outputs of this command by earlier versions, which look like other files.",
+        help="Also replace pages and pictures that edgeloss 0.3 or older wrote: they have no mark by which this command"
+        " knows its own files. It replaces its own without this option, and other files never.",
     )
     reading = parser.add_argument_group("reading files")
     reading.add_argument(
@@ -296,21 +278,28 @@ def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None
         default="auto",
         help="What --pred holds; auto infers it from the values, and says what it took them for.",
     )
-    for option, about in _READING.items():
-        flag, metavar = option.split()
-        default = "" if flag.endswith("-suffix") else None
-        reading.add_argument(flag, metavar=metavar, type=_PARSED.get(flag, str), default=default, help=about)
+    reading.add_argument(
+        "--palette",
+        metavar="NAME|FILE",
+        help=f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a text file"
+        ' with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
+    )
     reading.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
     )
     reading.add_argument(
         "--strict", action="store_true", help="For folders, stop at a file that can't be used instead of skipping it."
     )
+    rare = parser.add_hidden_group("reading files of other forms")
+    for option, about in _READING.items():
+        flag, metavar = option.split()
+        default = "" if flag.endswith("-suffix") else None
+        rare.add_argument(flag, metavar=metavar, type=_PARSED.get(flag, str), default=default, help=about)
 
 
-def _add_loss(parser: ArgumentParser) -> None:
+def _add_loss(parser: Parser) -> None:
     """Add the options of the loss, with its defaults and checks."""
-    loss = parser.add_argument_group("the loss")
+    loss = parser.add_hidden_group("the loss")
     for name, one in OF_LOSS.items():
 
         def parsed(text: str, name: str = name, kind: type = _TYPES[str(one.type)]) -> Any:  # noqa: ANN401
@@ -322,7 +311,7 @@ def _add_loss(parser: ArgumentParser) -> None:
             return value
 
         parsed.__name__ = _TYPES[str(one.type)].__name__  # named in the error for what is no number
-        flag, about = f"--{name.replace('_', '-')}", HELP[name].replace("%", "%%")
+        flag, about = f"--{name.replace('_', '-')}", HELP[name].replace("%", "%%").replace("≥ ", "≥\N{NO-BREAK SPACE}")
         loss.add_argument(flag, metavar="NUMBER", type=parsed, default=one.default, help=about)
 
 
@@ -410,11 +399,14 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     for at in reversed(range(1, len(words))):  # argparse takes a value that begins with a minus for an option
         if words[at - 1].startswith("--") and re.match(r"-[\d.]", words[at]):
             words[at - 1 : at + 1] = [f"{words[at - 1]}={words[at]}"]
-    options, unknown = make_parser().parse_known_args(words)
+    program = make_parser()
+    if not words:
+        program.print_help()
+        program.exit()
+    options, unknown = program.parse_known_args(words)
     if unknown:
         flags = options.parser._option_string_actions
-        nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.75)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        hint = did_you_mean(unknown[0].partition("=")[0], flags, 0.75)
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.run.endswith(":info"):
         return options

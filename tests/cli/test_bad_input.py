@@ -232,8 +232,9 @@ ALONE = [  # words that are no change of those above
     ("compare preds pred.npy --mask masks -o out.html", "pred.npy: expected only folders or only files, but got both"),
     ("compare three.png two.png --mask two.png -o out.html", "two.png: expected 3 classes as in three.png, but got 2;"),
     ("view --mask mask.png", "the following arguments are required: --pred, --output/-o; see edgeloss view --help"),
-    ("draw", "argument COMMAND: invalid choice: 'draw' (choose from"),
-    ("", "the following arguments are required: COMMAND; see edgeloss --help"),
+    ("vew", "COMMAND: expected one of view, compare, metrics, diagnose, info, but got vew; did you mean view?; see"),
+    ("draw", "argument COMMAND: expected one of view, compare, metrics, diagnose, info, but got draw; see edgeloss"),
+    ("metrics --scores al", "--scores: expected one of default, all, but got al; did you mean all?; see edgeloss"),
 ]
 CASES = [
     *((f"{COMMANDS[name]} {words}", message) for words, message in EVERY for name in [*COMMANDS][:4]),

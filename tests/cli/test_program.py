@@ -25,6 +25,30 @@ def test_help_has_examples(run: Run, command: str) -> None:
     assert f"Examples:\n  edgeloss {command}" in ran.out  # one line each, not wrapped as prose
 
 
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["view", "compare", "metrics", "diagnose"])
+def test_help_fits_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in (["--help"], [command, "--help"], [command, "--help-all"]):
+        lines = run(*words).out.splitlines()
+        assert max(len(line) for line in lines if not line.startswith("  edgeloss ")) <= width
+
+
+def test_help_shows_the_usual_options_and_counts_the_others(run: Run) -> None:
+    usual, every = (run("view", word).out for word in ("--help", "--help-all"))
+    options = [set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in (usual, every)]
+    assert options[0] < options[1]
+    assert {"--pred", "--mask", "--classes", "--palette"} <= options[0]
+    assert {"--slice", "--remap", "--radius", "--edge-weight"} <= options[1] - options[0]
+    assert f"edgeloss view --help-all has {len(options[1] - options[0])} more options" in usual.replace("\n", " ")
+    assert "more options" not in every
+    assert "--help-all" not in run("info", "--help").out
+
+
+def test_without_a_command_the_help_is_printed(run: Run) -> None:
+    assert run() == run("--help")
+
+
 def test_info(run: Run) -> None:
     facts = json.loads(run("info", "--json").out)
     assert facts["torch"].startswith(torch.__version__)
@@ -57,7 +81,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 GIVEN = ["--pred", __file__, "--mask", __file__]
 # Words, and the exit code and a part of the output of each.
 LIGHT: list[tuple[list[str], int, str]] = [
-    (["view", "--help"], 0, "--edge-weight"),
+    (["view", "--help-all"], 0, "--edge-weight"),
     (["--version"], 0, f"edgeloss {edgeloss.__version__}\n"),
     (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder\n"),
     (["metrics", "--pred", __file__, "--mask", "no.png", "--classes", "3"], 2, "error: no.png: no such"),

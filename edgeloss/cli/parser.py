@@ -1,0 +1,91 @@
+"""The parser of a command line: its help, in two lengths and wrapped to the terminal, and errors of one line."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from edgeloss.cli.messages import fail
+
+
+class _HelpFormatter(HelpFormatter):
+    """Wrap the paragraphs of descriptions but not indented lines, and append what an option is without it."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in paragraphs) + "\n"
+
+    def _format_usage(self, usage: str | None, *rest: Any) -> str:  # noqa: ANN401
+        text = super()._format_usage(usage, *rest)
+        if usage is None:  # which argparse wraps
+            return text
+        return textwrap.fill(text.strip(), self._width, subsequent_indent=" " * len("usage: ")) + "\n\n"
+
+    def _get_help_string(self, action: Action) -> str:
+        is_told = action.nargs == 0 or action.default in (None, "") or "default:" in str(action.help)
+        return str(action.help) + ("" if is_told else "  [default: %(default)s]")
+
+
+class _HelpAll(Action):
+    """Print the help with every option."""
+
+    def __call__(self, parser: ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser.hidden.clear()
+        parser.print_help()
+        parser.exit()
+
+
+class Parser(ArgumentParser):
+    """A parser with errors of one line, and with groups of options that only ``--help-all`` shows."""
+
+    def __init__(self, prog: str, **options: Any) -> None:  # noqa: ANN401
+        """Create a parser that has ``--help`` only."""
+        super().__init__(prog, **(options | {"formatter_class": _HelpFormatter, "allow_abbrev": False}))
+        self.hidden: list[_ArgumentGroup] = []
+
+    def add_hidden_group(self, title: str) -> _ArgumentGroup:
+        """Return a group of options that ``--help`` leaves out."""
+        if not self.hidden:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=SUPPRESS)
+        group = self.add_argument_group(title)
+        self.hidden.append(group)
+        return group
+
+    def format_help(self) -> str:
+        """Return the help, without the groups that are hidden, which its last line counts."""
+        groups, epilog = self._action_groups, self.epilog
+        if self.hidden:
+            count, titles = (
+                sum(len(group._group_actions) for group in self.hidden),
+                [group.title for group in self.hidden],
+            )
+            self.epilog = f"{self.prog} --help-all has {count} more options: {' and '.join(map(str, titles))}"
+        try:
+            self._action_groups = [group for group in groups if group not in self.hidden]
+            return super().format_help()
+        finally:
+            self._action_groups, self.epilog = groups, epilog
+
+    def print_help(self, file: Any = None) -> None:  # noqa: ANN401
+        """Print the help."""
+        print(self.format_help(), end="", file=file)  # argparse drops errors of writing, as on a full disk
+
+    def _check_value(self, action: Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            message = f"expected one of {', '.join(names)}, but got {value}{did_you_mean(str(value), names, 0.6)}"
+            raise ArgumentError(action, message)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with an error of one line."""
+        fail(f"{message}; see {self.prog} --help")
+
+
+def did_you_mean(word: str, names: Iterable[str], cutoff: float) -> str:
+    """Return a hint at the name that is most like a word; nothing if none is."""
+    nearest = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

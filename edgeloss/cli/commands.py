@@ -187,7 +187,10 @@ def _add_metrics(parser: Parser) -> None:
         "--per-image", metavar="FILE.csv", type=Path, help="A file for the scores of each image and class."
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "json"), help="By default that of the suffix of --output, else a table."
+        "--format",
+        choices=("table", "csv", "json"),
+        help="By default that of the suffix of --output, else a table,"
+        " which is in percent; csv and json have fractions.",
     )
     for form in ("csv", "json"):
         about = f"The same as --format {form}{', with every class' if form == 'csv' else ''}."

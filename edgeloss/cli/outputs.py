@@ -104,7 +104,8 @@ def _marked(content: bytes, suffix: str, command: str) -> bytes:
 
 def _is_table(content: bytes) -> bool:
     """Return whether a file has scores in one of the formats of the command ``metrics``."""
-    return content.lstrip().startswith((b"class", b"{")) and b"boundary" in content and b"iou" in content
+    begin = re.match(rb"\s*(class|\{|[0-9]+ (images|volumes); scores in %)", content)
+    return bool(begin) and b"boundary" in content and b"iou" in content.lower()
 
 
 def _is_standard_output(about: os.stat_result) -> bool:

@@ -1,4 +1,7 @@
-"""Progress of long work on standard error: a line that changes on a terminal, a line every ten seconds elsewhere."""
+"""Progress of long work on standard error: a line that changes on a terminal, a line every ten seconds elsewhere.
+
+The time that is left is estimated from the items that are done. Before there is one, what is being computed is shown.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,16 @@ def _on_terminal(items: Sequence[T], name: Callable[[T], str]) -> Iterator[tuple
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    start = time.monotonic()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(items))
-        for item in items:
+        for done, item in enumerate(items):
 
-            def said(text: str, item: T = item) -> None:
-                progress.update(task, description=printable(f"{name(item)}: {text}"))
+            def said(text: str, item: T = item, done: int = done) -> None:
+                state = _state(name(item), text, time.monotonic() - start, done, len(items))
+                progress.update(task, description=printable(state))
 
+            said("")
             yield item, said
             progress.advance(task)
 
@@ -61,7 +67,25 @@ def _in_lines(items: Sequence[T], what: str, name: Callable[[T], str]) -> Iterat
             nonlocal last
             if (now := time.monotonic()) - last >= _SECONDS:
                 last = now
-                say(f"{done} of {len(items)} {what} after {now - start:.0f} s; {name(item)}{text and f': {text}'}")
+                state = _state(name(item), text, now - start, done, len(items))
+                say(f"{done} of {len(items)} {what} after {shown_time(now - start)}; {state}")
 
         said("")
         yield item, said
+
+
+def _state(name: str, text: str, seconds: float, done: int, total: int) -> str:
+    """Return the time that is left and the name of an item; of the first one what is being computed, too."""
+    if done:
+        return f"about {shown_time(seconds / done * (total - done))} left; {name}"
+    return f"{name}: {text}" if text else name
+
+
+def shown_time(seconds: float) -> str:
+    """Return a time in seconds, or from two minutes on in minutes.
+
+    Example:
+        >>> shown_time(41.3), shown_time(250)
+        ('41 s', '4 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

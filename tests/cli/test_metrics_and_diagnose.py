@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 from command_line import C, H, Ran, Run, W, arguments, half_logits, mask_array, wrote
 from PIL import Image
 
+from edgeloss.cli.metrics import score_title
 from edgeloss.debug import Report
+from edgeloss.viz.scores import FIGURES
 
 
 def measure(run: Run, folders: Path, *options: object) -> Ran:
@@ -67,10 +70,26 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
 
     ran = measure(run, folders, *options)
     assert re.fullmatch(wrote(folders / "metrics"), ran.err)
-    lines = (folders / "metrics").read_text().splitlines()
+    about, _, *lines = (folders / "metrics").read_text().splitlines()
+    assert about == "3 images; scores in %"
     assert lines[-2].split() == ["unicorn", *6 * "-"]
-    assert lines[-1].split() == ["mean", *6 * ["1.0000"]]
+    assert lines[-1].split() == ["mean", *6 * ["100.00"]]
     assert len({len(line) for line in lines}) == 1  # aligned columns
+    assert measure(run, folders, *options).code == 0  # its own table may be replaced
+
+
+def test_a_table_has_the_names_of_pages_and_percent(run: Run, folders: Path) -> None:
+    scores = json.loads(measure(run, folders, "--scores", "all", "--json").out)["mean"]
+    about, _, *lines = measure(run, folders, "--scores", "all").out.splitlines()
+    assert about == "3 images; scores in %; distances in pixels"
+    shown = {key: value if "distance" in key else 100 * value for key, value in scores.items()}
+    assert lines[-1].split() == ["mean", *(f"{value:.2f}" for value in shown.values())]
+    assert score_title("boundary_f1_1px") == FIGURES["boundary_f1_1px"].name
+    ends = [len("class"), *(match.end() for match in re.finditer(r"[0-9.]+", lines[-1]))]
+    parts = [slice(*between) for between in itertools.pairwise(ends)]
+    heads = [" ".join(line[part].strip() for line in lines[: -C - 1]).strip() for part in parts]
+    assert heads[:2] == ["IoU", "boundary IoU"]
+    assert heads[-2:] == ["surface Dice, 1 px", "surface Dice, 2 px"]
 
 
 def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
@@ -99,9 +118,10 @@ def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
     (folders / "preds" / "a.pt").unlink()
     ran = measure(run, folders, "--scores", "all", "--spacing", 2, 2)
     assert "no distance in images where one of the maps lacks a class: 1 in 1, 2 in 2" in ran.err
-    table = ran.out.splitlines()
-    assert len(table) == C + 2
-    assert "hausdorff distance 95" in table[0]
+    about, _, *table = ran.out.splitlines()
+    assert about == "3 images; scores in %; distances in units of --spacing"
+    assert table[-1].split()[0] == "mean"
+    assert max(map(len, table)) <= 120
 
     (folders / "notes.txt").write_text("mine")
     for path, message in (
@@ -196,7 +216,7 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     ran = run(*source)
     assert ran.code == 0
     assert ran.out.count("diagnose(EdgeAwareLoss)") == 3
-    assert ran.out.endswith("3 images; not finite: none\n")
+    assert ran.out.endswith("3 images; not finite: none; warnings: none\n")
     torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
     ran = run(*source, "--json", "--figure", folders / "figures")
     assert ran.code == 1

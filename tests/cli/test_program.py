@@ -170,17 +170,25 @@ def test_there_are_no_control_codes_in_a_file(
     assert capsys.readouterr().err == ""
 
 
-def test_long_work_has_a_line_every_ten_seconds(
+def test_long_work_has_a_line_every_ten_seconds_with_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
     monkeypatch.setattr("edgeloss.cli.progress.time.monotonic", lambda: now)
     for name, said in with_steps(["a", "b", "c"], "images"):
-        for second in range(9):
+        for second in range(12):
             now += 1
             said(f"row {second} of {name}")
     assert capsys.readouterr().err == (
-        "edgeloss: 1 of 3 images after 10 s; b: row 0 of b\nedgeloss: 2 of 3 images after 20 s; c: row 1 of c\n"
+        "edgeloss: 0 of 3 images after 10 s; a: row 9 of a\n"
+        "edgeloss: 1 of 3 images after 20 s; about 40 s left; b\n"
+        "edgeloss: 2 of 3 images after 30 s; about 15 s left; c\n"
+    )
+    for _, said in with_steps(["d", "e"], "images"):
+        now += 600
+        said("")
+    assert capsys.readouterr().err == (
+        "edgeloss: 0 of 2 images after 10 min; d\nedgeloss: 1 of 2 images after 20 min; about 20 min left; e\n"
     )
 
 

@@ -87,7 +87,9 @@ def why_not_on_cuda(index: int | None) -> str | None:
     if MISSING:
         return MISSING
     if not torch._C._dispatch_has_kernel_for_dispatch_key("edgeloss::neighbor_nll", "CUDA"):
-        return f"the library was built without CUDA kernels: {RECORD.get('without_cuda', 'no record says why')}"
+        reason = RECORD.get("without_cuda")
+        more = f": {reason}" if reason else "; edgeloss/_build.json, which has the reason, is missing"
+        return f"the library was built without CUDA kernels{more}"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     try:

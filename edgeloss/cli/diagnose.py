@@ -42,7 +42,12 @@ def diagnose(options: Namespace) -> int:
         every = {"ok": not bad, "images": images, "skipped": work.skipped}
         print(to_json(every if options.takes_folders else images.popitem()[1]))
     elif options.takes_folders:
-        print(f"{len(reports)} images; not finite: {', '.join(map(printable, bad)) or 'none'}")
+        warned = [name for name, report in reports.items() if any(one.level == "warning" for one in report.findings)]
+        listed = [
+            f"{what}: {', '.join(map(printable, names)) or 'none'}"
+            for what, names in {"not finite": bad, "warnings": warned}.items()
+        ]
+        print("; ".join([f"{len(reports)} images", *listed]))
     reader.say_at_the_end()
     return work.finish() or (1 if bad else 0)
 

@@ -37,11 +37,13 @@ def info(options: Namespace) -> None:
         print(to_json(facts))
         return
     for name, value in facts.items():
-        if isinstance(value, Mapping):
-            value = "".join(f"\n  {key}: {part}" for key, part in value.items())
-        elif isinstance(value, list):
-            value = ", ".join(value)
-        print(f"{name}: {value or 'none'}")
+        if isinstance(value, Mapping) and value:
+            print(f"{name}:")
+            for key, part in value.items():
+                state, _, reason = str(part).partition(": ")
+                print(f"  {key}: {state}{reason and f' ({reason})'}")
+        else:
+            print(f"{name}: {(', '.join(value) if isinstance(value, list) else value) or 'none'}")
 
 
 def _version(distribution: str) -> str:

@@ -14,13 +14,11 @@ from torch import Tensor
 from edgeloss._checks import hints, inputs
 from edgeloss.debug.calls import LEVELS, Finding, LossCall, Origin, Outcome
 from edgeloss.debug.findings import Labels, bad_input, bad_outcome, blame_term, evaluate_terms, odd_logits, odd_outcome
-from edgeloss.debug.trees import Node, first_line, make_node, measure
+from edgeloss.debug.trees import LINE, Node, first_line, make_node, measure
 from edgeloss.loss import EdgeAwareLoss
 
 if TYPE_CHECKING:
     from edgeloss.viz.drawing import TextFigure
-
-_WIDTH = 110  # of the findings below the tree
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,14 +42,21 @@ class Report:
     _ignored: Tensor | None  # [B, *S] bool, the pixels that do not count; None if unknown
 
     def __str__(self) -> str:
-        """Return the tree of tensors, and the findings below it."""
-        lines = [self._tree.format(), ""]
+        """Return the verdict, the findings, and the tree of tensors below them."""
+        lines = [f"diagnose({self.name}): {self._verdict()}", ""]
         for level, message, advice in self.findings:
-            lines += textwrap.wrap(message, _WIDTH, initial_indent=f"{level:<9}", subsequent_indent=" " * 9)
-            lines += textwrap.wrap(advice, _WIDTH, initial_indent=" " * 7 + "→ ", subsequent_indent=" " * 9)
-        if not self.findings:
-            lines.append("All values are finite, and nothing looks wrong.")
-        return "\n".join(lines)
+            lines += textwrap.wrap(message, LINE, initial_indent=f"{level:<9}", subsequent_indent=" " * 9)
+            lines += textwrap.wrap(advice, LINE, initial_indent=" " * 7 + "→ ", subsequent_indent=" " * 9)
+        return "\n".join([*lines, *([""] if self.findings else []), self._tree.format()])
+
+    def _verdict(self) -> str:
+        """Return how many errors and warnings there are, and whether all values are finite."""
+        levels = [finding.level for finding in self.findings]
+        counts = {level: levels.count(level) for level in ("error", "warning") if level in levels}
+        if not counts:
+            return "ok, all values are finite, and nothing looks wrong"
+        words = " and ".join(f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items())
+        return f"finite, but {words}" if self.ok else f"NOT OK, {words}"
 
     __repr__ = __str__
 
@@ -185,7 +190,7 @@ def _diagnose(call: LossCall) -> Report:
         findings=tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))),
         origin=origin,
         gradient=given.gradient,
-        _tree=Node(f"diagnose({call.name})", "ok" if ok else "NOT OK", children=sections),
+        _tree=Node("values", children=sections),
         _ignored=None if labels is None else labels.ignored(call.logits),
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from edgeloss._checks.inputs import dtype_name, widest
 
+LINE = 110  # characters of a line
 MAX_VALUES = 10  # distinct values that a line lists
 _MAX_CHILDREN = 40  # children of a node that are shown
 _MAX_DEPTH = 20  # levels of a tree
@@ -97,19 +98,26 @@ class Node:
     def format(self) -> str:
         """Format the node and all below it as an aligned tree."""
         rows = list(self._rows("", ""))
-        tensors = [[head, *cells] for head, cells in rows if len(cells) > 1]
+        tensors = [[head, *cells] for head, _, cells in rows if len(cells) > 1]
         widths = [max(map(len, column), default=0) for column in zip(*tensors, strict=True)]
-        name = min(max(len(head) for head, _ in rows), _MAX_NAME)
+        name = min(max(len(head) for head, *_ in rows), _MAX_NAME)
         lines = []
-        for head, cells in rows:
-            padded = [cell.ljust(width) for cell, width in zip(cells, widths[1:], strict=False)]
-            shown = padded if len(cells) > 1 else cells
-            # Leave out empty columns.
-            lines.append("  ".join([head.ljust(name), *(cell for cell in shown if cell)]).rstrip())
+        for head, below, cells in rows:
+            *columns, last = cells
+            padded = [cell.ljust(width) for cell, width in zip(columns, widths[1:], strict=False)]
+            line = "  ".join([head.ljust(name), *(cell for cell in padded if cell)])  # leave out empty columns
+            indent = below.ljust(name + 2)
+            if columns and len(line) + 2 + len(last) > LINE:
+                lines.append(line.rstrip())
+                line = indent[:-2]
+            wrapped = textwrap.wrap(last, LINE, initial_indent=f"{line}  ", subsequent_indent=indent)
+            lines += wrapped or [line.rstrip()]
         return "\n".join(lines)
 
-    def _rows(self, first: str, rest: str) -> Iterator[tuple[str, list[str]]]:
-        yield first + self.name, [self.text] if self.stats is None else self.stats.cells()
+    def _rows(self, first: str, rest: str) -> Iterator[tuple[str, str, list[str]]]:
+        """Return the head of each line, that of the lines that continue it, and its cells."""
+        below = rest + ("│   " if self.children else "")
+        yield first + self.name, below, [self.text] if self.stats is None else self.stats.cells()
         for child in self.children:
             last = child is self.children[-1]
             yield from child._rows(rest + ("└── " if last else "├── "), rest + ("    " if last else "│   "))

@@ -23,15 +23,33 @@ from edgeloss.debug.findings import evaluate_terms
 def test_the_report_as_text() -> None:
     x, y = scene()
     text = str(diagnose(leaky_edges, x, y))
-    lines = [line.split() for line in text.splitlines()]
-    assert lines[0] == ["diagnose(leaky_edges)", "NOT", "OK"]
+    verdict, findings, values = text.split("\n\n")
+    assert verdict == "diagnose(leaky_edges): NOT OK, 1 error"
+    assert findings.startswith("error    gradient: ")
+    lines = [line.split() for line in values.splitlines()]
+    assert lines[0] == ["values"]
     assert lines[1] == ["├──", "inputs"]
     assert lines[2][:8] == ["│", "├──", "logits", "float32", "[2,", "3,", "8,", "8]"]
     assert lines[3][-6:] == ["zeros", "110", "·", "values", "0,", "1"]
     assert [line[:4] for line in lines[5:7]] == [["│", "├──", "float32", "float32"], ["│", "└──", "float64", "float64"]]
-    assert "nan" in lines[8]
+    assert "nan" in lines[9]  # below the numbers of the gradient
     assert text == repr(diagnose(leaky_edges, x, y))
-    assert max(map(len, text.split("\n\n")[1].splitlines())) <= 110
+
+
+def test_warnings_come_first_and_lines_are_short() -> None:
+    """A float16 gradient that underflows: finite, but not ok."""
+    torch.manual_seed(0)
+    x, y = 8 * torch.randn(1, 3, 64, 64).half(), torch.randint(3, (1, 64, 64))
+    text = str(diagnose(EdgeAwareLoss(reduction="mean"), x, y))
+    verdict, findings, values = text.split("\n\n")
+    assert verdict == "diagnose(EdgeAwareLoss): finite, but 1 warning"
+    assert findings.startswith("warning  gradient: ")
+    assert max(map(len, text.splitlines())) <= 110
+    # The constructor of the loss goes on below its name, within the lines of the tree.
+    at = next(at for at, line in enumerate(values.splitlines()) if "loss_fn" in line)
+    begin, *more = values.splitlines()[at : at + 3]
+    assert all(line.startswith("│ ") for line in more)
+    assert {line[4:].index(line[4:].strip()) for line in more} == {begin[4:].index("EdgeAwareLoss")}
 
 
 def test_to_dict_is_strict_json() -> None:

@@ -73,6 +73,7 @@ def test_tree_of_one(obj: object, expected: str) -> None:
 
 def test_tree_of_many() -> None:
     linear = nn.Linear(2, 1)
+    nn.init.ones_(linear.weight)  # of few digits, so that no line goes on in a next one
     linear.weight.grad = torch.ones(1, 2)
     obj = OrderedDict(
         pair=Pair(torch.ones(2), 1), batch=Batch(torch.zeros(1), "cat"), model=nn.Sequential(linear), items=[{"a": 1}]

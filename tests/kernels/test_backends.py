@@ -78,6 +78,9 @@ def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
     monkeypatch.setattr(library, "RECORD", {"without_cuda": "no nvcc was found"})
     assert library.why_not_on_cuda(None) == "the library was built without CUDA kernels: no nvcc was found"
+    monkeypatch.setattr(library, "RECORD", {})
+    missing = "; edgeloss/_build.json, which has the reason, is missing"
+    assert library.why_not_on_cuda(None) == f"the library was built without CUDA kernels{missing}"
     monkeypatch.setattr(library, "MISSING", "no C++ compiler was found when it was installed")
     assert library.why_not_on_cuda(None) == library.MISSING
     assert backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"

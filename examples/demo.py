@@ -2,8 +2,9 @@
 """Train a small U-Net twice from the same seed, with cross-entropy and with EdgeAwareLoss(), and compare the two.
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
-with one thread each. OUTPUT gets the data, the two runs of train.py with their pages, demo.png (the median image under
-both networks), comparison.html (all images, by the command edgeloss) and report.html (the median one, pixel by pixel).
+with one thread each: about four minutes on two idle cores. OUTPUT gets the data, the two runs of train.py with their
+pages, demo.png (the median image under both networks), comparison.html (all images, by the command edgeloss) and
+report.html (the median one, pixel by pixel).
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from scipy.ndimage import distance_transform_edt
+from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
 
+from edgeloss.cli.progress import shown_time
 from edgeloss.io import VOID_INDEX, read_classes
 from edgeloss.viz import distinct_colors
 from edgeloss.viz.coloring import picture_of_labels
@@ -38,17 +44,77 @@ DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
 COMMON = ("--model.width=8", "--model.levels=4", "--data.workers=0", "--data.cache=true", "--page.worst=4")
 COMMON += ("--overwrite", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
 SCORES = {
+    "val/accuracy": "accuracy of all pixels",
     "val/miou": "mean IoU",
     "val/iou/wire": "IoU of wires",
     "val/boundary_iou": "boundary IoU",
     "val/boundary_f1_1": "boundary F1, 1 px",
     "val/edge_accuracy": "accuracy at edges",
 }
-SPECKLES = "wire pixels far from any wire"
+SPECKLES = "stray wire pixels"
+ABOUT = """
+Accuracy at edges counts the pixels with another label next to them.
+Boundary IoU is the overlap of strips along the borders; boundary F1 compares the borders, with a tolerance of 1 px.
+Stray wire pixels are called wire more than 3 px away from any.
+"""
+# What OUTPUT has, in the order to look at it.
+WRITTEN = {
+    "demo.png": "the image of the median gain",
+    "comparison.html": "every image under both networks",
+    "report.html": "the median image pixel by pixel",
+    **{f"{name}/report.html": f"the training with {name}" for name in RUNS},
+}
+EPOCHS = 30
+SILENT = 30  # seconds after which a line says how far the trainings are
+VOID, WRONG = (0.55, 0.55, 0.55), (0.9, 0.0, 0.0)  # colors of pixels without a label, and of wrong ones
+ZOOM = 32  # pixels across
 
 
-def train(name: str, output: Path, overrides: Sequence[str]) -> int:
-    """Run train.py in a process of one thread, print a short line per epoch, and return its exit code.
+LINE = {"mIoU": "mean IoU", "boundary IoU": "boundary IoU"}  # figures of train.py's lines, and their names
+
+
+class Epochs:
+    """The epochs of both trainings: a line for each that both have ended.
+
+    Args:
+        total: of each.
+    """
+
+    def __init__(self, total: int) -> None:
+        """Print the head of the lines."""
+        self.total = total
+        self._figures: dict[str, list[list[str]]] = {name: [] for name in RUNS}
+        self._begin = self._last = time.monotonic()
+        self._print("", *(f"{name:<28}" for name in LINE.values()))
+        self._print("epoch", *(f"{run:>13}" for _ in LINE for run in RUNS))
+
+    def add(self, name: str, line: str) -> None:
+        """Take a line of a training, and print the epochs that are new in both."""
+        before = self._done()
+        # Not the losses, which can't be compared.
+        self._figures[name].append([(re.findall(rf"{key} (\S+)", line) or ["–"])[0] for key in LINE])
+        for done in range(before + 1, self._done() + 1):
+            pairs = zip(*(figures[done - 1] for figures in self._figures.values()), strict=True)
+            left = (time.monotonic() - self._begin) / done * (self.total - done)
+            shown = f"about {shown_time(left)} left" if done < self.total else ""
+            self._print(f"{done}/{self.total}", *(f"{value:>13}" for pair in pairs for value in pair), shown)
+
+    def say_if_silent(self) -> None:
+        """Print how far both are if there was no line for a while."""
+        if (now := time.monotonic()) - self._last >= SILENT:
+            ends = ", ".join(f"{name} {len(figures)}" for name, figures in self._figures.items())
+            self._print("", f"after {shown_time(now - self._begin)}, epochs that have ended: {ends}")
+
+    def _done(self) -> int:
+        return min(map(len, self._figures.values()))
+
+    def _print(self, first: str, *cells: str) -> None:
+        print("  ".join([f"{first:>5}", *cells]).rstrip(), flush=True)
+        self._last = time.monotonic()
+
+
+def train(name: str, output: Path, overrides: Sequence[str], add: Callable[[str, str], None]) -> int:
+    """Run train.py in a process of one thread, hand on its line of each epoch, and return its exit code.
 
     If the demo is killed, a training ends when it prints its next line, since the pipe is closed.
     """
@@ -59,9 +125,18 @@ def train(name: str, output: Path, overrides: Sequence[str]) -> int:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("epoch"):
-                scores = re.findall(r"mIoU \S+|boundary IoU \S+", line)  # not the losses, which can't be compared
-                print("  ".join([f"{name:>13}", f"epoch {line.split()[1]:>5}", *scores]), flush=True)
+                add(name, line)
     return process.returncode
+
+
+def train_both(output: Path, epochs: int, overrides: Sequence[str]) -> int:
+    """Run both trainings at the same time, print how far they are, and return the higher exit code."""
+    shown = Epochs(epochs)
+    with ThreadPoolExecutor() as pool:
+        trainings = [pool.submit(train, name, output, overrides, shown.add) for name in RUNS]
+        while wait(trainings, timeout=SILENT / 10).not_done:
+            shown.say_if_silent()
+    return max(training.result() for training in trainings)
 
 
 def score_table(runs: dict[str, Row], speckles: Sequence[int]) -> Table:
@@ -73,31 +148,69 @@ def score_table(runs: dict[str, Row], speckles: Sequence[int]) -> Table:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     first, second = runs.values()
     for key, name in SCORES.items():
-        a, b = (row[key] or 0.0 for row in (first, second))
-        table.add_row(name, f"{a:.1%}", f"{b:.1%}", f"{100 * (b - a):+.1f}")
-    table.add_row(SPECKLES, *map(str, speckles), f"{speckles[1] - speckles[0]:+d}")
+        a, b = (100 * (row[key] or 0.0) for row in (first, second))
+        table.add_row(name, f"{a:.1f}%", f"{b:.1f}%", f"{b - a:+.1f} points{', worse' if round(b - a, 1) < 0 else ''}")
+    more = speckles[1] - speckles[0]
+    table.add_row(SPECKLES, *map(str, speckles), f"{more:+d} pixels{', worse' if more > 0 else ''}")
     return table
 
 
 def draw_image(output: Path, name: str, scores: Sequence[Row]) -> Figure:
-    """Draw an image, its labels, and the labels that both networks predict, with their boundary F1."""
+    """Draw an image, its labels and what both networks predict, and a part of them where these differ at borders."""
     data = output / "data"
     files = {"true labels": data / "val" / "masks", **{run: output / run / "labels" for run in RUNS}}
-    labels = {title: np.asarray(Image.open(folder / f"{name}.png")).astype(int) for title, folder in files.items()}
-    void = labels["true labels"] == VOID_INDEX
-    colors = distinct_colors(len(read_classes(data / "classes.txt").names))
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    image, *others = figure.subplots(1, 4)
-    image.imshow(Image.open(data / "val" / "images" / f"{name}.png"))
-    image.set_title("image", loc="left")
-    for axes, (title, drawn) in zip(others, labels.items(), strict=True):
-        axes.imshow(picture_of_labels(np.where(void, -1, drawn), colors), interpolation="nearest")
-        axes.set_title(title, loc="left")
-    for axes, row in zip(others[1:], scores, strict=True):
+    truth, *predictions = (np.asarray(Image.open(folder / f"{name}.png")).astype(int) for folder in files.values())
+    void, photo = truth == VOID_INDEX, np.asarray(Image.open(data / "val" / "images" / f"{name}.png"))
+    wrong = [(labels != truth) & ~void for labels in predictions]
+    classes = read_classes(data / "classes.txt").names
+    colors = distinct_colors(len(classes))
+    labels = [picture_of_labels(np.where(void, -1, drawn), colors, VOID) for drawn in (truth, *predictions)]
+    marked = [np.where(bad[..., None], np.uint8(255 * np.array(WRONG)), photo // 3 + 170) for bad in wrong]
+    borders = maximum_filter(truth, 3) != minimum_filter(truth, 3)
+    top, left = densest_part((wrong[0] != wrong[1]) & borders)
+    figure = Figure(figsize=(10, 6.1), layout="constrained")
+    figure.suptitle(
+        f"Validation image {name}: of all, it gains the median of boundary F1 (1 px). Below: the part where the two"
+        " differ most at borders",
+        x=0.005, ha="left", fontsize=11,
+    )  # fmt: skip
+    whole, zoomed = figure.subplots(2, 4)
+    for axes, title, picture in zip(whole, ("image", *files), (photo, *labels), strict=True):
+        _show(axes, picture, title)
+        axes.add_patch(Rectangle((left - 0.5, top - 0.5), ZOOM, ZOOM, fill=False, edgecolor="black", linewidth=1.5))
+    for axes, row in zip(whole[2:], scores, strict=True):
         axes.set_xlabel(f"boundary F1, 1 px: {row['boundary_f1_1px'] or 0:.1%}", loc="left")
-    for axes in (image, *others):
-        axes.set(xticks=[], yticks=[])
+    part = slice(top, top + ZOOM), slice(left, left + ZOOM)
+    for axes, picture in zip(zoomed, (photo, labels[0], *marked), strict=True):
+        _show(axes, picture[part], "")
+    for axes, bad in zip(zoomed[2:], wrong, strict=True):
+        axes.set_xlabel(f"wrong pixels here: {bad[part].sum()}", loc="left")
+    meanings = {**dict(zip(classes, colors, strict=True)), "not labeled": VOID, "wrong": WRONG}
+    patches = [Patch(facecolor=color, edgecolor="black", linewidth=0.5) for color in meanings.values()]
+    figure.legend(patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False)
     return figure
+
+
+def _show(axes: Axes, picture: npt.NDArray[np.uint8], title: str) -> None:
+    axes.imshow(picture, interpolation="nearest")
+    axes.set_title(title, loc="left")
+    axes.set(xticks=[], yticks=[])
+
+
+def densest_part(mask: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Return top and left of the ``ZOOM`` × ``ZOOM`` pixels with the most of a mask.
+
+    Example:
+        >>> mask = np.zeros((96, 96), bool)
+        >>> mask[40:50, 60:70] = True
+        >>> top, left = densest_part(mask)
+        >>> int(mask[top : top + ZOOM, left : left + ZOOM].sum())
+        100
+    """
+    sums = np.pad(mask.astype(int), ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    totals = sums[ZOOM:, ZOOM:] - sums[:-ZOOM, ZOOM:] - sums[ZOOM:, :-ZOOM] + sums[:-ZOOM, :-ZOOM]
+    top, left = np.unravel_index(totals.argmax(), totals.shape)
+    return int(top), int(left)
 
 
 def run_python(*words: object) -> str:
@@ -112,13 +225,16 @@ def write_pages(output: Path) -> None:
     data, predictions = output / "data", [output / name / "probabilities" for name in RUNS]
     images, masks, classes = data / "val" / "images", data / "val" / "masks", ("--classes", data / "classes.txt")
     for name in RUNS:
+        print(f"    predictions of {name}", flush=True)
         given = "--checkpoint", output / name / "last.ckpt", "--images", images, "-o", output / name, "--device", "cpu"
         run_python("examples/predict.py", *given, "--probabilities", "--overwrite")
+    print("    the page that compares them", flush=True)
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
     scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *predictions, *given))["images"]
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
     shown = sorted(gains, key=lambda name: -gains[name])[len(gains) // 2]  # as comparison.html chooses it
+    print("    the page and the picture of the median image", flush=True)
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss.cli", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
     draw_image(output, shown, scores[shown]).savefig(output / "demo.png", dpi=150)
@@ -138,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "runs" / "demo", metavar="FOLDER")
-    parser.add_argument("--epochs", type=int, default=30, metavar="N", help="default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of both trainings; default: %(default)s")
     options = parser.parse_args(arguments)
     try:
@@ -154,12 +270,13 @@ def run(options: argparse.Namespace) -> int:
     data = output / "data"
     console.print("==> drawing images of shapes and wires", markup=False)
     subprocess.run([sys.executable, "data/make_shapes.py", "--out", str(data), *DRAWN], cwd=ROOT, check=True)
-    console.print(f"==> training two networks for {options.epochs} epochs each, from seed {options.seed}", markup=False)
+    took = ", about four minutes on two idle cores" if options.epochs == EPOCHS else ""
+    console.print(
+        f"==> training two networks for {options.epochs} epochs each, from seed {options.seed}{took}", markup=False
+    )
     overrides = [f"--data.root={data}", f"--trainer.max_epochs={options.epochs}", f"--seed_everything={options.seed}"]
-    with ThreadPoolExecutor() as pool:
-        codes = list(pool.map(lambda name: train(name, output, overrides), RUNS))
-    if any(codes):
-        return max(codes)
+    if code := train_both(output, options.epochs, overrides):
+        return code
     console.print("==> comparing the two networks", markup=False)
     histories = {name: json.loads((output / name / "metrics.json").read_text())["epochs"] for name in RUNS}
     write_pages(output)
@@ -167,12 +284,10 @@ def run(options: argparse.Namespace) -> int:
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
     counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
     console.print(score_table(last, counts))
-    picture, page = (os.path.relpath(output / name) for name in ("demo.png", "comparison.html"))
-    console.print(f"\n{picture} shows the image of the median gain under both networks.", markup=False)
-    console.print(
-        f"Try next: open {page}, which compares them on every image, then train on your own images: docs/training.md",
-        markup=False,
-    )
+    console.print(ABOUT, markup=False)
+    for name, about in WRITTEN.items():
+        console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)
+    console.print("\nNext, train on your own images: docs/training.md", markup=False)
     return 0
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import url2pathname
 
 import numpy as np
 import pytest
@@ -35,29 +36,52 @@ def test_the_table_has_what_is_lost_too() -> None:
     second = first | {"val/miou": 0.4, "val/iou/wire": 0.6}
     table = demo.score_table({"cross-entropy": first, "EdgeAwareLoss": second}, (7, 9))
     assert [column.header for column in table.columns] == ["", "cross-entropy", "EdgeAwareLoss", "change"]
-    cells = [[*column.cells] for column in table.columns]
-    assert cells[3] == ["-10.0", "+10.0", "+0.0", "+0.0", "+0.0", "+2"]
-    assert cells[0][-1] == demo.SPECKLES
+    changes = dict(zip(*(list(table.columns[at].cells) for at in (0, 3)), strict=True))
+    assert list(changes) == [*demo.SCORES.values(), demo.SPECKLES]
+    assert changes["mean IoU"] == "-10.0 points, worse"
+    assert changes["IoU of wires"] == "+10.0 points"
+    assert changes["accuracy of all pixels"] == "+0.0 points"
+    assert changes[demo.SPECKLES] == "+2 pixels, worse"
+
+
+def test_an_epoch_has_a_line_when_both_networks_have_ended_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(demo.time, "monotonic", lambda: now)
+    shown = demo.Epochs(3)
+    assert [*demo.RUNS] * 2 == capsys.readouterr().out.splitlines()[1].split()[1:]
+    now = 10
+    shown.add("EdgeAwareLoss", "epoch 1/3  mIoU 39.5%  boundary IoU 20.5%\n")
+    shown.add("EdgeAwareLoss", "epoch 2/3  mIoU 41.0%  boundary IoU 21.0%\n")
+    shown.say_if_silent()
+    assert capsys.readouterr().out == ""
+    now = 40
+    shown.say_if_silent()
+    assert capsys.readouterr().out.strip() == "after 40 s, epochs that have ended: cross-entropy 0, EdgeAwareLoss 2"
+    shown.add("cross-entropy", "epoch 1/3  mIoU 30.0%  boundary IoU 10.0%\n")
+    line = "1/3 30.0% 39.5% 10.0% 20.5% about 80 s left"
+    assert capsys.readouterr().out.split() == line.split()
+    shown.add("cross-entropy", "epoch 2/3  mIoU 31.0%  boundary IoU 11.0%\n")
+    assert capsys.readouterr().out.split()[:5] == ["2/3", "31.0%", "41.0%", "11.0%", "21.0%"]
 
 
 @pytest.mark.slow
 def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--epochs", "1", "-o", str(tmp_path)]) == 0
     out = capfd.readouterr().out
+    assert re.search(r"^ +1/1( +[\d.]+%){4}$", out, re.MULTILINE)
     for name in demo.RUNS:
-        assert f"{name:>13}  epoch   1/1  mIoU" in out
         assert metrics_of(tmp_path / name)[0]["epoch"] == 1
     rows = re.findall(r"^ *(\D.*?) +([\d.]+)% +([\d.]+)% +([+-][\d.]+)", out, re.MULTILINE)
     assert [name for name, *_ in rows] == [*demo.SCORES.values()]
     before, after, gain = np.array([figures for _, *figures in rows], float).T
     np.testing.assert_allclose(gain, after - before, atol=0.11)
-    *_, picture, following = out.strip().splitlines()
     with Image.open(tmp_path / "demo.png") as image:
         assert image.size[0] > 1000
-    assert Path(picture.partition(" shows ")[0]).resolve() == (tmp_path / "demo.png").resolve()
-    assert following.startswith("Try next: open ")
-    page = Path(following.removeprefix("Try next: open ").partition(", ")[0])
-    assert page.resolve() == (tmp_path / "comparison.html").resolve()
+    named = [Path(url2pathname(path)) for path in re.findall(r"file://(\S+)$", out, re.MULTILINE)]
+    assert named == [tmp_path.resolve() / name for name in demo.WRITTEN]
+    assert all(path.is_file() for path in named)
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
@@ -65,7 +89,9 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_trainings_end_with_a_killed_demo(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
-    training = "import os, time\nwhile True: print('epoch', os.getpid(), flush=True); time.sleep(0.1)"
+    training = (
+        "import os, time\nopen(f'{os.getpid()}.pid', 'w')\nwhile True: print('epoch', flush=True); time.sleep(0.1)"
+    )
     (tmp_path / "examples" / "train.py").write_text(training)
     changed = (
         f"import demo, pathlib; demo.ROOT = pathlib.Path({str(tmp_path)!r}); demo.subprocess.run = lambda *_, **__: 0; "
@@ -74,11 +100,11 @@ def test_the_trainings_end_with_a_killed_demo(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as running:
         assert running.stdout is not None
-        trainings: set[str] = set()
-        while len(trainings) < 2:
-            line = running.stdout.readline()
-            assert line
-            trainings |= {*re.findall(r"  epoch +(\d+)", line)}
+        for line in running.stdout:  # which both of them have printed
+            if line.lstrip().startswith("1/30"):
+                break
+        trainings = [path.stem for path in tmp_path.glob("*.pid")]
+        assert len(trainings) == 2
         running.kill()
     for training_process in trainings:
         wait_for_end(int(training_process))

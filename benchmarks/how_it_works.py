@@ -33,6 +33,7 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 CLASSES, IGNORED = 4, 255
 SCALE = 3  # pixels of the last picture per pixel of the scene
 WIRE = 3
+PROBABILITY = "probability"
 NOISE = 5e-4  # a of docs/loss.md
 # Inches, rows and columns of maps of 5 × 4, and what is free around and between them for titles and color bars.
 LAYOUTS: dict[str, tuple[tuple[float, float], int, int, dict[str, float]]] = {
@@ -65,13 +66,16 @@ def make_logits(labels: Tensor) -> Tensor:
     return (blurred + 0.02).log()
 
 
-def show_map(axes: Axes, values: Tensor, title: str, top: float | None = None, labels: Tensor | None = None) -> None:
-    """Draw a map [H, W] from 0 to the top, with the borders of the labels over it."""
+def show_map(
+    axes: Axes, values: Tensor, title: str, unit: str, top: float | None = None, labels: Tensor | None = None
+) -> None:
+    """Draw a map [H, W] from 0 to the top, with its unit over the bar and the borders of the labels over the map."""
     drawn = axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=top)
     bar = axes.figure.colorbar(
         drawn, cax=axes.inset_axes((1.03, 0, 0.04, 1)), ticks=MaxNLocator(5, steps=[1, 2, 5, 10])
     )
     bar.ax.tick_params(labelsize=8.5, length=2)
+    bar.ax.set_title(unit, loc="right", size=8.5, pad=4)
     bar.outline.set_visible(False)
     axes.set_title(title, loc="left", size=10.5)
     if labels is not None:
@@ -86,11 +90,11 @@ def draw_weights(axes: Sequence[Axes], labels: Tensor) -> None:
     colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
     axes[0].imshow(colors[labels.where(~void, CLASSES)].numpy())
     axes[0].set_title("labels", loc="left", size=10.5)
-    titles = ("A: same side", "B: other side, all classes added up")
+    titles = ("A: same side", "B: other side, all classes")
     maps = (weights.same_side[0], other.view_as(labels))
     for shown, title, values in zip(axes[1:], titles, maps, strict=True):
         shown.imshow(torch.where(void[..., None], torch.tensor(VOID), torch.tensor(NOTHING)).numpy())
-        show_map(shown, values.masked_fill(values == 0, torch.nan), title, labels=labels)
+        show_map(shown, values.masked_fill(values == 0, torch.nan), title, "weight", labels=labels)
 
 
 def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
@@ -115,13 +119,13 @@ def draw_step(axes: Sequence[Axes], labels: Tensor) -> None:
     """Draw the probability of the label, and what a step by each of two losses adds to it."""
     logits = make_logits(labels)
     changes = {
-        "added by a step of cross-entropy": step(logits, labels, edge_weight=0.0),
-        "added by a step of the edge terms": step(logits, labels, ce_weight=0.0),
+        "a step of cross-entropy adds": step(logits, labels, edge_weight=0.0),
+        "a step of the edge terms adds": step(logits, labels, ce_weight=0.0),
     }
     top = max(change.nan_to_num().abs().max().item() for change in changes.values())
-    show_map(axes[0], label_probability(logits, labels), "probability of the label before", 1, labels)
+    show_map(axes[0], label_probability(logits, labels), "the label before a step", PROBABILITY, 1, labels)
     for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
-        show_map(shown, change, title, top, labels)
+        show_map(shown, change, title, PROBABILITY, top, labels)
 
 
 def regions(averages: Tensor) -> Tensor:
@@ -144,7 +148,7 @@ def draw_regions(axes: Sequence[Axes], labels: Tensor) -> None:
     left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
     titles = ("averages of the labels, z", "averages of the prediction, q", "what q leaves open of z")
     for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
-        show_map(shown, values, title, z.max().item())
+        show_map(shown, values, title, "share", z.max().item())
         shown.add_patch(Rectangle((21.5, 5.5), 3, 3, fill=False, edgecolor="white"))
 
 

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages that are not in docs/, and links that lead out of it."""
+"""Hooks of MkDocs: pages that are not in docs/, links that lead out of it, tables and pictures on any screen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ API = {
 COMMANDS = re.compile(r"^```\n(?=(?:edgeloss|make|pip|python) )", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./|(?=docs/))[^)#\s]*)([^)\s]*)\)")
 ROW = re.compile(r"^\|.*", re.MULTILINE)
-BETWEEN_NUMBERS = re.compile(r"(?<=[\d,×±]) (?=[-\d×±])")
+BETWEEN_NUMBERS = re.compile(r"(?<=[\d,×±/–]) (?=[-\d×±/–%])| (?=[↑↓])")  # and before the sign of a score
 WIDE = 1.6  # the width of a picture to its height, from which its text would be too small on a narrow screen
 PICTURE = re.compile(r'<img [^>]*src="([^"]*images/([^"/]+))\.png"[^>]*>')
 
@@ -64,7 +64,7 @@ def api_pages() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the API or to nowhere, keep figures of tables whole, and color examples."""
+    """Lead links out of docs/ to the API or name the file, keep figures of tables whole, and color examples."""
 
     def target(match: re.Match[str]) -> str:
         text, path, anchor = match.groups()
@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         elif module in API:
             path = f"api/{module.rpartition('.')[2]}.md"
         else:  # a file of the repository, which has no address
-            return text
+            return f"`{path}`" if path.endswith(text.strip("`")) else f"{text}: `{path}`"
         return f"[{text}]({path}{anchor})"
 
     if page.file.src_uri == "README.md":
@@ -90,19 +90,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Show the version for narrow screens of the pictures that have one, and mark the wide ones that have none."""
 
+    def size(path: Path) -> tuple[int, int]:
+        width, height = struct.unpack(">II", path.read_bytes()[16:24])
+        return width, height
+
     def picture(match: re.Match[str]) -> str:
         image, path, name = match.group(0, 1, 2)
-        width, height = struct.unpack(">II", (ROOT / "docs" / "images" / f"{name}.png").read_bytes()[16:24])
+        wide, narrow = (ROOT / "docs" / "images" / f"{name}{ending}.png" for ending in ("", "-narrow"))
+        width, height = size(wide)
         image = image.replace("<img ", f'<img width="{width}" height="{height}" ')
-        if not (ROOT / "docs" / "images" / f"{name}-narrow.png").exists():
-            wide = f'<img class="wide" style="--aspect: {width / height:.3f}" '
-            return image.replace("<img ", wide) if width > WIDE * height else image
-        source = f'<source media="(max-width: 44rem)" srcset="{path}-narrow.png">'
-        return f"<picture>{source}{image}</picture>"
+        if not narrow.exists():
+            marked = f'<img class="wide" style="--aspect: {width / height:.3f}" '
+            return image.replace("<img ", marked) if width > WIDE * height else image
+        sizes = 'width="{}" height="{}"'.format(*size(narrow))
+        return f'<picture><source media="(max-width: 44rem)" srcset="{path}-narrow.png" {sizes}>{image}</picture>'
 
     return PICTURE.sub(picture, html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Name the theme's search for screen readers."""
+    """Name the theme's search for screen readers, and give the logo its size, so that nothing moves when it loads."""
+    output = output.replace('alt="logo"', 'alt="logo" width="24" height="24"')
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')

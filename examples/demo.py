@@ -2,8 +2,8 @@
 """Train a small U-Net twice from the same seed, with cross-entropy and with EdgeAwareLoss(), and compare the two.
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
-with one thread each: about four minutes on two idle cores. OUTPUT gets the data, the two runs of train.py with their
-pages, demo.png (the median image under both networks), comparison.html (all images, by the command edgeloss) and
+with one thread each, in two to four minutes on two idle cores. OUTPUT gets the data, the two runs of train.py with
+their pages, demo.png (the median image under both networks), comparison.html (all images, by the command edgeloss) and
 report.html (the median one, pixel by pixel).
 """
 
@@ -270,7 +270,7 @@ def run(options: argparse.Namespace) -> int:
     data = output / "data"
     console.print("==> drawing images of shapes and wires", markup=False)
     subprocess.run([sys.executable, "data/make_shapes.py", "--out", str(data), *DRAWN], cwd=ROOT, check=True)
-    took = ", about four minutes on two idle cores" if options.epochs == EPOCHS else ""
+    took = ", two to four minutes on two idle cores" if options.epochs == EPOCHS else ""
     console.print(
         f"==> training two networks for {options.epochs} epochs each, from seed {options.seed}{took}", markup=False
     )

@@ -63,18 +63,18 @@ class Term(NamedTuple):
 
 # Every other list of the terms is read from this one, or compared with it by a test.
 TERMS = (
-    Term("cross_entropy", "cross-entropy", "of each pixel by its label, mean of all, in nats", "W", ("ce_weight",)),
+    Term("cross_entropy", "cross-entropy", "of each pixel by its label, mean of all", "W", ("ce_weight",)),
     Term(
         "same_side",
         "same side",
-        "at edges: how far neighbors of the same class miss it, in nats",
+        "at edges: how far neighbors of the same class miss it",
         "E",
         ("edge_weight", "same_side_weight"),
     ),
     Term(
         "other_side",
         "other side",
-        "at edges: how far neighbors of another class take it on, in nats",
+        "at edges: how far neighbors of another class take it on",
         "E",
         ("edge_weight", "other_side_weight"),
     ),

@@ -309,7 +309,7 @@ def _interpretation(prediction: Prediction, shape: torch.Size, *, is_stretched: 
     if prediction.kind == "labels":
         text += f", as one-hot smoothed to {LABEL_PROBABILITY}"
     if (size := prediction.values.shape[-2:]) != shape:
-        text += f" of {size[0]} × {size[1]} pixels, {'stretched' if is_stretched else 'upsampled'}"
+        text += f" of {size[1]} × {size[0]} pixels, {'stretched' if is_stretched else 'upsampled'}"
     return text
 
 

@@ -20,10 +20,10 @@ from edgeloss.viz.scores import (
     HEADLINES,
     Scores,
     mean_of_present,
-    shown,
     shown_change,
     shown_changes,
     shown_figures,
+    shown_score,
 )
 
 _Array = npt.NDArray[Any]
@@ -254,7 +254,7 @@ def _score_tables(
         for k in np.flatnonzero(totals[0].plus(totals[1]).occurs).tolist():
             first, second = (float(values[k]) for values in of_runs)
             change = shown_change(first, second, form, is_score=True)
-            rows.append(([names[k], to_hex(colors[k])], shown(first, form), shown(second, form), change))
+            rows.append(([names[k], to_hex(colors[k])], shown_score(first, form), shown_score(second, form), change))
         label, foot = f"{title} of each class", ("mean", before[name], after[name], changes[name])
         tables.append(pages.table(("class", *runs, "change"), rows, label=label, title=label, foot=foot))
     notes = {one.name: one.about for one in [*FIGURES.values()][HEADLINES:] if one.name in before}

@@ -24,6 +24,7 @@ from edgeloss.viz.coloring import (
 )
 from edgeloss.viz.drawing import NARROWEST_FIGURE, Picture, TextFigure, draw_figure, find_borders
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
+from edgeloss.viz.scores import shown
 
 MAPS = ("cross_entropy", "edge", "gradient", "region")
 _MOST_NAMES = 40  # in the key: the classes with the most pixels
@@ -132,12 +133,15 @@ def _pictures_of_labels(
     valid = truth >= 0
     height, width = truth.shape
     occurring = len(np.unique(truth[valid]))
-    stats = f"{occurring} class{'es' * (occurring != 1)}{'' if valid.all() else f' · {(~valid).mean():.1%} ignored'}"
-    right = f"{np.mean(prediction[valid] == truth[valid]):.1%} right" if valid.any() else "all ignored"
-    wrong = f"{np.sum(prediction[valid] != truth[valid]):,} pixels wrong"
+    ignored = shown(np.mean(~valid), ".1%")
+    stats = f"{occurring} class{'es' * (occurring != 1)}{'' if valid.all() else f' · {ignored} ignored'}"
+    is_wrong = prediction[valid] != truth[valid]
+    share = is_wrong.mean() if valid.any() else np.nan
+    right = f"{shown(1 - share, '.1%')} right" if valid.any() else "all ignored"
+    wrong = f"{is_wrong.sum():,} pixels wrong, {shown(share, '.1%')}" if valid.any() else "all ignored"
     predicted = picture_of_labels(prediction, colors, LOUD)
     double = [("#00000080", 2.0), ("white", 1.0)]  # seen on any image
-    size = f"{height} × {width} pixels"
+    size = f"{width} × {height} pixels"
     return [
         *([] if image is None else [Picture("image", size, image, borders=borders, lines=double)]),
         Picture("ground truth", stats, picture_of_labels(truth, colors)),

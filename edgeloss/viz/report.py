@@ -18,7 +18,7 @@ from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
 from edgeloss.viz.coloring import ColoredMap, Look, color_maps, read_look
 from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
-from edgeloss.viz.scores import FIGURES, mistakes, shown, sum_by_class, worst_places
+from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_score, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
@@ -120,7 +120,7 @@ def draw_report(
         "colors": colors,
         "images": images,
     }
-    size = " × ".join(map(str, arrays.target.shape[1:]))
+    size = " × ".join(map(str, arrays.target.shape[:0:-1]))
     return pages.page(
         "edgeloss report" if look.title is None else look.title,
         [viewer],
@@ -167,7 +167,7 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
 
 
 def _footer(bits: int, examined: Sequence[Arrays]) -> str:
-    rounded = f"numbers are rounded to {2.0 ** -(bits + 1):.1%}, probabilities and losses to"
+    rounded = f"numbers are rounded to {shown(2.0 ** -(bits + 1), '.1%')}, probabilities and losses to"
     about = f"{rounded} {step_of(bits) / 2:.1g}"
     counts = [len(one.details.nll) for one in examined if one.details and one.details.nll.size]
     many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""
@@ -191,19 +191,19 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
     cross_entropy = mean(arrays.target, arrays.maps["cross_entropy"])
     columns = {
         "pixels": [str(n) for n in scores.pixels],
-        "IoU": [shown(value, ".1%") for value in scores.iou],
-        FIGURES["boundary_f1_1px"].name: [shown(value, ".1%") for value in scores.boundary_f1],
-        "cross-entropy": [shown(value, ".3f") for value in cross_entropy],
+        "IoU": [shown_score(value, ".1%") for value in scores.iou],
+        FIGURES["boundary_f1_1px"].name: [shown_score(value, ".1%") for value in scores.boundary_f1],
+        "cross-entropy": [shown_score(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
-        **{FIGURES[name].name: [shown(value, ".3f") for value in values] for name, values in means.items()},
-        "share of edge loss": [shown(value, ".1%") for value in arrays.edge_shares[0]],
+        **{FIGURES[name].name: [shown_score(value, ".3f") for value in values] for name, values in means.items()},
+        "share of edge loss": [shown_score(value, ".1%") for value in arrays.edge_shares[0]],
     }
     occurring = np.flatnonzero(scores.occurs).tolist()
     rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]
     notes = {FIGURES[name].name: FIGURES[name].about for name in means}
     notes |= {"edge pixels": "pixels of the class with another label next to them"}
     notes |= {
-        "share of edge loss": "the part of the focused edges of the image that comes from the class; all add up to 100%"
+        "share of edge loss": "the part of the focused edges of the image that the class has; all add up to 100 %"
     }
     label = "Scores and mean terms of each class"
     return pages.table(("class", *columns), rows, label=label, notes=notes)

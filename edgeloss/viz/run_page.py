@@ -19,7 +19,7 @@ from edgeloss.viz.coloring import ColoredMap, Look, color_maps, map_to_rgb, pict
 from edgeloss.viz.palette import LOUD, NOTHING, VOID, WRONG
 from edgeloss.viz.panel import MAPS
 from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_picture, photograph, picture, side_for
-from edgeloss.viz.scores import FIGURES, shown_change, shown_figures
+from edgeloss.viz.scores import FIGURES, shown_change, shown_figures, shown_score
 from edgeloss.viz.scores import shown as shown_number
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
@@ -128,7 +128,7 @@ def shown(name: str, value: float | None) -> str:
         return "none"
     if name == "lr":
         return f"{value:.1e}".replace("e-0", "e-")
-    return f"{value:.1%}" if is_share(name) else f"{value:.4f}"
+    return shown_number(value, ".1%" if is_share(name) else ".4f")
 
 
 def best_epoch(history: Sequence[Row], monitor: str = "val/miou", mode: str = "max") -> tuple[str, Row]:
@@ -348,4 +348,4 @@ def _words(name: str) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return shown_number(math.nan if value is None else value, ".1%")
+    return shown_score(math.nan if value is None else value, ".1%")

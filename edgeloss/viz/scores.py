@@ -27,7 +27,7 @@ class Figure(NamedTuple):
 
     Attributes:
         name: to be shown.
-        form: the format of its value.
+        form: the format of its value, and its unit.
         is_score: the lowest is the worst, and nan means that it has no value.
         about: what it is, in one line.
     """
@@ -38,19 +38,19 @@ class Figure(NamedTuple):
     about: str
 
 
+F1_ABOUT = "harmonic mean of precision and recall of borders, within {} px of each other; mean of the classes"
+_LOSS, _NATS = ".3f", ".3f nats"
 # By key, what counts first: the first HEADLINES of them are shown large.
 FIGURES = {
-    "boundary_f1_1px": Figure(
-        f"boundary F1, {BORDER_RADIUS} px", ".1%", True, f"borders within {BORDER_RADIUS} pixel of the true ones"
-    ),
+    "boundary_f1_1px": Figure(f"boundary F1, {BORDER_RADIUS} px", ".1%", True, F1_ABOUT.format(BORDER_RADIUS)),
     "mean_iou": Figure("mean IoU", ".1%", True, "overlap of predicted and true areas, mean of the classes"),
     "pixel_accuracy": Figure("pixel accuracy", ".1%", True, "share of the labeled pixels that are right"),
-    "edge": Figure("edge loss", "#.4g", False, "how wrong the pixels along edges and their neighbors are, in nats"),
-    "loss": Figure("loss", "#.4g", False, "what training minimizes: all terms times their weights"),
-    **{term.name: Figure(term.title, "#.4g", False, term.about) for term in TERMS},
-    "edge_focused": Figure("focused edges", "#.4g", False, "what the loss counts of the edge loss, after the focus"),
+    "edge": Figure("edge loss", _NATS, False, "how wrong the pixels along edges and their neighbors are"),
+    "loss": Figure("loss", _LOSS, False, "what training minimizes: all terms times their weights"),
+    **{term.name: Figure(term.title, _NATS if term.has_map else _LOSS, False, term.about) for term in TERMS},
+    "edge_focused": Figure("focused edges", _LOSS, False, "what the loss counts of the edge loss, after the focus"),
     "edge_focus": Figure(
-        "edge focus", ".1%", False, "weight of the edge terms: 100% at first, less as edges are learned"
+        "edge focus", ".1%", False, "weight of the edge terms: 100 % at first, less as edges are learned"
     ),
     "edge_fraction": Figure(
         "edge pixels", ".1%", False, "share of the labeled pixels that have another label next to them"
@@ -163,8 +163,22 @@ def mean_of_present(values: Any) -> float:  # noqa: ANN401
 
 
 def shown(value: float, form: str) -> str:
-    """Return a number as text, a dash for nan."""
-    return "–" if math.isnan(value) else format(value, form).rstrip(".")
+    r"""Return a number as text: in a format, which a unit may follow; a space that does not break precedes units.
+
+    Example:
+        >>> shown(0.96, ".1%"), shown(1.2714, ".3f nats"), shown(math.inf, ".3f nats")
+        ('96.0\xa0%', '1.271\xa0nats', 'inf')
+    """
+    form, _, unit = form.partition(" ")
+    text = format(value, form)
+    if not math.isfinite(value):
+        return text.rstrip("%")
+    return f"{text}\xa0{unit}" if unit else text.replace("%", "\xa0%")
+
+
+def shown_score(value: float, form: str) -> str:
+    """Return a score as text, a dash for nan, which means that it has no value."""
+    return "–" if math.isnan(value) else shown(value, form)
 
 
 def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
@@ -173,7 +187,7 @@ def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
     A score of nan has no value, but a loss is not finite.
     """
     return {
-        one.name: shown(figures[key], one.form) if one.is_score else format(figures[key], one.form).rstrip(".")
+        one.name: (shown_score if one.is_score else shown)(figures[key], one.form)
         for key, one in FIGURES.items()
         if key in figures
     }

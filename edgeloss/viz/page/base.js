@@ -28,7 +28,7 @@ const number = (value) => {
   if (size === 0) return "0";
   return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : size < 1000 ? value.toPrecision(3) : value.toFixed(0);
 };
-const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)}%`);
+const percent = (value, digits = 1) => (value === null ? "–" : `${(100 * value).toFixed(digits)}\u00a0%`);
 const grouped = (count) => count.toLocaleString("en-US"); // its digits in groups
 
 // A cell that is a change says whether it is for the better.

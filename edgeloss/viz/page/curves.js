@@ -55,7 +55,7 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
     chart.replaceChildren();
     for (const tick of ticks) {
       chart.append(svg("path", { class: "grid", d: `M${LEFT} ${up(tick)}H${width - RIGHT}` }));
-      chart.append(label(share ? `${Number((100 * tick).toPrecision(6))}%` : String(Number(tick.toPrecision(6))), LEFT - 6, up(tick) + 4, "end"));
+      chart.append(label(share ? `${Number((100 * tick).toPrecision(6))}\u00a0%` : String(Number(tick.toPrecision(6))), LEFT - 6, up(tick) + 4, "end"));
     }
     const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
     for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));

@@ -42,7 +42,7 @@ const updateLegend = () => {
 const makeLegend = () => {
   const entries = image.occurs.map(([label, count]) => {
     const box = element("input", { type: "checkbox", checked: true, ariaLabel: `Show ${names[label]}` });
-    const share = text("small", `${((100 * count) / Math.max(image.pixels.valid, 1)).toFixed(1)} %`);
+    const share = text("small", percent(count / Math.max(image.pixels.valid, 1)));
     const only = element("button", { ariaPressed: "false", title: "Show this class alone, or all" }, swatch(colors[label]), names[label], share);
     box.addEventListener("change", () => {
       box.checked ? filter.hidden.delete(label) : filter.hidden.add(label);

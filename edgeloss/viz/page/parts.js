@@ -27,7 +27,7 @@ parts.heading = ({ title, about }) => [text("h2", title, "section"), ...(about ?
 const figuresOf = (values, changes, className) => {
   const shown = ([name, value, about]) => {
     const change = changes[name] ? [" ", text("small", changes[name].text, changes[name].tone)] : [];
-    const number = element("dd", { className: /^(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
+    const number = element("dd", { className: /^-?(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
     return element("div", {}, text("dt", name), number, ...(about ? [text("dd", about, "what")] : []));
   };
   return element("dl", { className }, ...values.map(shown));

@@ -54,7 +54,7 @@ const showPixel = async (y, x) => {
     named(label, "void"),
     number(given),
     number(nll),
-    `${(100 * share).toFixed(0)} %`,
+    percent(share, 0),
   ]);
   const ofNeighbors = [
     text("h3", `Neighbors and their probability of “${names[truth]}”`),
@@ -83,7 +83,7 @@ const forget = () => {
 
 const summarize = () => {
   const { valid, wrong } = image.pixels;
-  const share = valid ? `${((100 * wrong) / valid).toFixed(1)} % of ${grouped(valid)} labeled pixels are wrong.` : "All pixels are ignored.";
+  const share = valid ? `${percent(wrong / valid)} of ${grouped(valid)} labeled pixels are wrong.` : "All pixels are ignored.";
   const buttons = image.mistakes.map(([true_, found, count]) => {
     const label = element("span", {}, ...named(true_, "void"), " → ", ...named(found, "loud"));
     const made = element("button", { className: "pair" }, label, grouped(count));

@@ -15,7 +15,7 @@ from typing import Any
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, say, to_json
 from edgeloss.cli.outputs import say_wrote, why_not, write
-from edgeloss.cli.runs import compared_settings
+from edgeloss.cli.runs import compared_settings, network_name
 from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
@@ -24,7 +24,7 @@ from edgeloss.viz.gallery import Item, compare_item, draw_comparison, draw_index
 from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.pictures import side_for
-from edgeloss.viz.report import draw_report
+from edgeloss.viz.report import describe_loss, draw_report
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 
@@ -50,9 +50,9 @@ def view(options: Namespace) -> int:
             parts = [{"kind": "note", "text": printable(work.skipped[files.name])}]
             write(page, draw_page(printable(files.name), parts, links=links).encode(), options.command)
     if index is not None and items:
-        about = f"wrong pixels are red; {_about_loss(reader)}"
-        title = f"{printable(options.output.resolve().name)}: {len(items)} images"
-        text = draw_index([*items.values()], title=title, by="edge", class_names=reader.names, footer=about)
+        title = f"{printable(network_name(options.pred))}: {len(items)} images"
+        about = _configuration({"predictions": options.pred}, reader)
+        text = draw_index([*items.values()], title=title, by="edge", class_names=reader.names, configuration=about)
         write(index, text.encode(), options.command)
     if items:
         written = [pages[name] for name in items]
@@ -96,10 +96,11 @@ def _write_page(
     suffix = output.suffix.lower()
     case = reader.read(files)
     examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
-    title, arrays = printable(f"{case.name}: {case.interpretation}"), stack_arrays(examined)
+    title, arrays = printable(f"{case.name} · {network_name(options.pred)}"), stack_arrays(examined)
     look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
     if suffix == ".html":
-        page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said)
+        about = printable(case.interpretation)
+        page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said, about=about)
         content = page.encode()
     else:
         said("drawing")
@@ -111,8 +112,10 @@ def _write_page(
     return case, examined
 
 
-def _about_loss(reader: Reader) -> str:
-    return f"losses are those of {' '.join(str(reader.criterion).split())}"
+def _configuration(paths: Mapping[str, Path], reader: Reader) -> str:
+    """Return what the figures of a page depend on: predictions by the name of their network, and the loss."""
+    lines = [f"{name}: {printable(str(path))}" for name, path in paths.items()]
+    return "\n".join([*lines, f"loss: {describe_loss(reader.criterion)}"])
 
 
 def _links(pages: Sequence[Path], page: Path, index: Path | None) -> dict[str, str]:
@@ -158,15 +161,14 @@ def compare(options: Namespace) -> int:
     if not items:
         return work.finish()
     classes = max(len(item.scores[0].pixels) for item in items)
-    paths = zip(names, (options.first, options.second), strict=True)
+    paths = dict(zip(names, (options.first, options.second), strict=True))
     page = draw_comparison(
         items,
         names,
         class_names=reader.names,
         colors=class_colors(reader.palette(classes), classes),
         settings=compared_settings(options.first, options.second),
-        subtitle=" · ".join([*(f"{name}: {printable(str(path))}" for name, path in paths), f"{len(items)} images"]),
-        footer=_about_loss(reader),
+        configuration=_configuration(paths, reader),
     )
     write(output, page.encode(), options.command)
     say_wrote(output)

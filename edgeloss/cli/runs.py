@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+_CONFIG, _FIGURES = "config.yaml", "metrics.json"
 _UP = 2  # folders above the predictions in which a run is looked for
 _MOST = 2**20  # bytes of a configuration
 _ALWAYS = ("seed_everything", "epochs")  # settings that are shown where they are equal, too
@@ -32,17 +33,28 @@ def compared_settings(first: Path, second: Path) -> dict[str, tuple[str, str]]:
 
 def _settings(predictions: Path) -> dict[str, str]:
     """Return the settings of the run that made predictions, by their names; empty if there is no run."""
-    real = predictions.resolve()
-    for folder in (real, *real.parents)[: _UP + 1]:
-        config, figures = folder / "config.yaml", folder / "metrics.json"
+    for folder in _run_folders(predictions):
         try:
-            if not config.is_file() or not figures.is_file() or config.stat().st_size > _MOST:
+            if (config := folder / _CONFIG).stat().st_size > _MOST:
                 continue
-            epochs = json.loads(figures.read_text("utf-8"))["epochs"]
+            epochs = json.loads((folder / _FIGURES).read_text("utf-8"))["epochs"]
             return flat_settings(config.read_text("utf-8")) | {"epochs": str(epochs[-1]["epoch"])}
         except (OSError, ValueError, LookupError, TypeError):  # another file of that name
             continue
     return {}
+
+
+def _run_folders(predictions: Path) -> list[Path]:
+    """Return the folders around predictions that may be that of their run, the innermost first."""
+    real = predictions.resolve()
+    folders = (real, *real.parents)[: _UP + 1]
+    return [folder for folder in folders if all((folder / name).is_file() for name in (_CONFIG, _FIGURES))]
+
+
+def network_name(predictions: Path) -> str:
+    """Return the name of the network of predictions: of the folder of its run, or of the folder that they are in."""
+    folder = predictions.parent if predictions.is_file() else predictions
+    return next(iter(_run_folders(folder)), folder.resolve()).name
 
 
 def flat_settings(text: str) -> dict[str, str]:

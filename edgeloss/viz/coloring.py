@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize, to_rgb
+from matplotlib.colors import ListedColormap, Normalize, to_rgb
 from torch import Tensor
 
 from edgeloss._checks import hints
@@ -25,11 +26,7 @@ Extend = Literal["neither", "min", "max", "both"]
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
 CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.3, 1, 256))).with_extremes(bad=LOUD)
 
-# From blue through a light gray, which is no change, to orange.
-CMAP_DIFFERENCE = LinearSegmentedColormap.from_list(
-    "difference", [(0.05, 0.25, 0.65), (0.3, 0.58, 0.95), (0.93, 0.93, 0.93), (1.0, 0.58, 0.2), (0.7, 0.25, 0.0)]
-)
-
+CLIP = 99.5  # percent of the values, from which on a map has its last color
 _MOST_VALUES = 2**22  # that a range of colors is computed from
 
 
@@ -63,8 +60,8 @@ _KINDS = {
     "edge": Kind("edge map", "loss at edges: same + other side", "nats"),
     "distance": Kind("distance", "to the nearest other label", "", "far", "white"),
     "pixel_distance": Kind("distance", "to the nearest other label", "px", "far", "white"),
-    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "", "zero", "white", log=True),
-    "region": Kind("|region gradient|", "part of the region term, log scale", "", "zero", "white", log=True),
+    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "per logit", "zero", "white", log=True),
+    "region": Kind("|region gradient|", "part of the region term, log scale", "per logit", "zero", "white", log=True),
 }
 
 
@@ -92,6 +89,18 @@ class ColoredMap(NamedTuple):
     low: float
     high: float
     extend: Extend
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether values lie above the color range, which then ends at ``CLIP`` percent of them."""
+        return self.extend in ("max", "both")
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The ends of the color bar as text."""
+        low, high = (shown_number(10**end if self.kind.log else end) for end in (self.low, self.high))
+        below, above = "≤ " * (self.extend in ("min", "both")), "≥ " * self.is_clipped
+        return f"{below}{low}", f"{above}{high}\xa0{self.kind.unit}".strip()
 
     def values(self, index: int) -> np.ma.MaskedArray[Any, Any]:
         """Return what is colored of one image, masked where not finite."""
@@ -142,11 +151,36 @@ def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) ->
         measured.append(numbers)
         # Dividing first keeps the sum from overflowing.
         mean = np.sum(numbers / max(numbers.size, 1), dtype=np.float64)
-        line = f"mean {mean:.3g} · max {numbers.max():.3g}" if numbers.size else "nothing to measure"
+        line = (
+            f"mean {shown_number(mean)} · max {shown_number(numbers.max())}" if numbers.size else "nothing to measure"
+        )
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
     low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log)
     return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend)
+
+
+def shown_number(value: float) -> str:
+    """Return a value of a map as text, with three digits; very small and very large ones by a power of ten.
+
+    Example:
+        >>> [shown_number(value) for value in (0, 0.178, 7.04, 5.67e-6, 1234567)]
+        ['0', '0.178', '7.04', '5.67×10⁻⁶', '1.23×10⁶']
+    """
+    if value == 0 or 1e-3 <= abs(value) < 1e5 or not math.isfinite(value):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{digits}×{power_of_ten(int(exponent))}"
+
+
+def power_of_ten(exponent: float) -> str:
+    """Return a power of ten as text, which a formula would not be in a file of vectors.
+
+    Example:
+        >>> power_of_ten(-12.0)
+        '10⁻¹²'
+    """
+    return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
@@ -158,7 +192,7 @@ def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
     # "higher" selects the largest of up to 200 values, so that none is cut off. Of very many, a sample is enough.
     ends, some = np.array([values.min(), values.max()], np.float64), values[:: max(1, values.size // _MOST_VALUES)]
     ends, some = (np.log10(ends), np.log10(some)) if log else (ends, some)
-    high = float(np.percentile(some, 99.5, method="higher"))
+    high = float(np.percentile(some, CLIP, method="higher"))
     if not log and high == 0:  # nearly all values are 0
         high = float(ends[1]) or 1.0
     low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0

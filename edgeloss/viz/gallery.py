@@ -12,9 +12,18 @@ from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.coloring import CMAP_DIFFERENCE, color_bytes, picture_of_labels, reduce_blocks
+from edgeloss.viz.coloring import color_bytes, picture_of_labels, reduce_blocks
 from edgeloss.viz.palette import VOID
-from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, overlay, photo_picture, photograph, picture
+from edgeloss.viz.pictures import (
+    Rgb,
+    error_overlay,
+    labels_picture,
+    overlay,
+    photo_picture,
+    photograph,
+    picture,
+    shrunk,
+)
 from edgeloss.viz.scores import (
     FIGURES,
     HEADLINES,
@@ -27,15 +36,20 @@ from edgeloss.viz.scores import (
 )
 
 _Array = npt.NDArray[Any]
-# How two predictions differ: better and worse are told apart by red-green-blind readers too.
-_BETTER, _WORSE, _BOTH = (0.13, 0.45, 0.85), (0.93, 0.45, 0.05), (0.95, 0.87, 0.25)
+# How two predictions differ, on the photograph in light gray: four levels of lightness, none of them a class's color.
+_BETTER, _WORSE, _BOTH = (1.0, 1.0, 1.0), (0.69, 0.0, 0.61), (0.0, 0.0, 0.0)
+_LESS, _MORE = (0.13, 0.45, 0.85), (0.93, 0.45, 0.05)  # edge loss, also to red-green-blind readers
+_MOST_CHANGE = 3.0  # nats of edge loss, from which on a change has its full color
+_DIFFERENCE = 5  # its place among the pictures of an image
 _SHOWN = 3  # images of the largest gains, and as many of the largest losses
 _BY = "boundary_f1_1px"  # what a comparison sorts by
 _ON_CARDS = tuple(FIGURES)[:2]  # figures of every card, next to the one that the page sorts by
 _ABOUT_ALL = "Scores count the pixels of all images together; losses are means over the images."
 _INDEX_LEAD = (
-    "All images under one network, the worst first; wrong pixels are red. Press one for its losses, pixel by pixel."
+    "All images under one network, the highest edge loss first; wrong pixels are red, and drawn thicker than they are."
+    " Press one for its losses, pixel by pixel."
 )
+_COMPARISON_LEAD = "The same images under two networks: what the second gains, what it loses, and where."
 _INDEX_SIDE = 360  # pixels of the pictures of an index
 
 
@@ -65,7 +79,9 @@ class Item(NamedTuple):
         return first if first is last else {key: last[key] - first[key] for key in last}
 
 
-def draw_index(items: Sequence[Item], *, title: str, by: str, class_names: Sequence[str] | None, footer: str) -> str:
+def draw_index(
+    items: Sequence[Item], *, title: str, by: str, class_names: Sequence[str] | None, configuration: str
+) -> str:
     """Return a page that leads to those of images.
 
     Args:
@@ -73,12 +89,12 @@ def draw_index(items: Sequence[Item], *, title: str, by: str, class_names: Seque
         title: of the page.
         by: the key of the figure that the page sorts by, the worst first; of equal ones in the given order.
         class_names: the class indices if None.
-        footer: the last line.
+        configuration: what the figures depend on, folded at the end.
     """
     (total,), (figures,) = _totals(items)
     tiles = pages.figure_tiles(figures, about=_ABOUT_ALL)
-    parts = [tiles, _gallery(items, (by, *FIGURES), _names_of(total, class_names))]
-    return pages.page(title, parts, kind="index", lead=_INDEX_LEAD, footer=footer)
+    parts = [tiles, _gallery(items, (by, *FIGURES), _names_of(total, class_names)), pages.folded(configuration)]
+    return pages.page(title, parts, kind="index", lead=_INDEX_LEAD)
 
 
 def draw_comparison(
@@ -88,8 +104,7 @@ def draw_comparison(
     class_names: Sequence[str] | None,
     colors: _Array,
     settings: Mapping[str, Sequence[str]],
-    subtitle: str,
-    footer: str,
+    configuration: str,
 ) -> str:
     """Return the page about the same images under two networks.
 
@@ -99,8 +114,7 @@ def draw_comparison(
         class_names: the class indices if None.
         colors: of the classes, [C, 3] in [0, 1].
         settings: how the two were trained, by the name of a setting; empty if that is unknown.
-        subtitle: what the two are.
-        footer: the last line.
+        configuration: what the two are and what the figures depend on, folded at the end.
     """
     totals, figures = _totals(items)
     names = _names_of(totals[0], class_names)
@@ -113,10 +127,10 @@ def draw_comparison(
         _gallery(
             items, tuple(FIGURES), names, about=f"Sorted by what {runs[1]} gains over {runs[0]}, the least first."
         ),
+        pages.folded(configuration),
     ]
     title = f"{runs[0]} compared with {runs[1]}"
-    lead = f"The same images under two networks: what {runs[1]} gains over {runs[0]} and what it loses, and where."
-    return pages.page(title, parts, kind="comparison", subtitle=subtitle, lead=lead, footer=footer)
+    return pages.page(title, parts, kind="comparison", subtitle=f"{len(items)} images", lead=_COMPARISON_LEAD)
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -144,6 +158,7 @@ def _gallery(items: Sequence[Item], keys: Sequence[str], names: Sequence[str], a
     return {
         "kind": "gallery",
         "about": about,
+        "first": min(_DIFFERENCE, len(items[0].pictures) - 1),
         "items": [_card(item, keys) for item in items],
         "sort": [[key, FIGURES[key].name] for key in keys],
         "always": [FIGURES[key].name for key in _ON_CARDS],
@@ -171,7 +186,7 @@ def index_item(name: str, examined: Sequence[Arrays], images: Sequence[Rgb | Non
     total = functools.reduce(Scores.plus, (one.scores for one in examined))
     middle = len(examined) // 2
     arrays, image = examined[middle], images[middle]
-    errors = error_overlay(arrays.target[0], arrays.prediction[0], on_photo=image is not None)
+    errors = error_overlay(arrays.target[0], arrays.prediction[0], on_photo=image is not None, side=_INDEX_SIDE)
     pictures = [picture(errors, _INDEX_SIDE, "", base="gray")]
     figures = [_total([one.figures for one in examined], total)]
     return Item(name, figures, [total], pictures, photograph(image, _INDEX_SIDE), link)
@@ -193,15 +208,15 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     truth, on_photo = next(iter(runs.values())).target[0], image is not None
     first, second = (one.prediction[0] for one in runs.values())
     before, after = (one.maps["edge"][0] for one in runs.values())
-    edges, most = _edge_difference(truth, before, after, side)
+    change = picture(_edge_change(truth, before, after, side), side, "change of the edge loss")
     difference = _difference(truth, first, second, on_photo=on_photo)
     # In rows of four, or of two: what belongs together is next to or below each other.
     pictures = [
         photo_picture(image, truth.shape),
         picture(picture_of_labels(truth, colors), side, "ground truth"),
         *(picture(labels_picture(truth, one.prediction[0], colors), side, run) for run, one in runs.items()),
-        picture(edges, side, f"change of the edge loss, up to {most:.2g} nats"),
-        picture(difference, side, "difference", base="gray"),
+        change | {"bar": _change_bar()},
+        picture(difference, side, "difference", base="light"),
     ]
     for run, one in runs.items():
         errors = error_overlay(truth, one.prediction[0], on_photo=on_photo)
@@ -240,12 +255,10 @@ def _score_tables(
     names: Sequence[str],
     colors: _Array,
 ) -> list[pages.Part]:
-    """Return the scores of both networks and their difference: of all classes, and of each."""
+    """Return the scores of each class of both networks and their difference, and the terms of the loss."""
     changes, (before, after) = shown_changes(*figures), map(shown_figures, figures)
     rows: list[Sequence[Any]] = [(name, before[name], after[name], changes[name]) for name in before]
-    head = ("score", *runs, "change")
-    terms = rows[HEADLINES:]
-    tables = [pages.table(head, rows[:HEADLINES], label="Scores of all images", title="All classes")]
+    terms, tables = rows[HEADLINES:], []
     for key in ("mean_iou", _BY):
         name, form, *_ = FIGURES[key]
         of_runs = [total.iou if key == "mean_iou" else total.boundary_f1 for total in totals]
@@ -256,11 +269,11 @@ def _score_tables(
             change = shown_change(first, second, form, is_score=True)
             rows.append(([names[k], to_hex(colors[k])], shown_score(first, form), shown_score(second, form), change))
         label, foot = f"{title} of each class", ("mean", before[name], after[name], changes[name])
-        tables.append(pages.table(("class", *runs, "change"), rows, label=label, title=label, foot=foot))
+        tables.append(pages.table(("class", *runs, "change"), rows, label=label, title=title, foot=foot))
     notes = {one.name: one.about for one in [*FIGURES.values()][HEADLINES:] if one.name in before}
-    whole = pages.table(("term", *head[1:]), terms, label="The loss and its terms", notes=notes)
+    whole = pages.table(("term", *runs, "change"), terms, label="The loss and its terms", notes=notes)
     return [
-        {"kind": "tables", "title": "Scores", "tables": tables},
+        {"kind": "tables", "title": "Scores of each class", "tables": tables},
         {"kind": "tables", "title": "The loss and its terms", "tables": [whole], "folded": True},
     ]
 
@@ -268,14 +281,18 @@ def _score_tables(
 def choose_examples(items: Sequence[Item]) -> dict[str, list[int]]:
     """Return the places of the images that gain most, of the median one, and of those that lose most.
 
-    Images of equal change are in the given order, and those that have none, since a score has no value, are left out.
+    Where none gains they are those that lose least, and where none loses those that gain least. Images of equal change
+    are in the given order, and those that have none, since a score has no value, are left out.
     """
     changes = {at: item.changes[_BY] for at, item in enumerate(items) if np.isfinite(item.changes[_BY])}
-    order = sorted(changes, key=lambda at: -changes[at])
-    gains = [at for at in order if changes[at] > 0][:_SHOWN]
-    losses = [at for at in reversed(order) if changes[at] < 0][:_SHOWN]
-    median = [at for at in order[len(order) // 2 :][:1] if at not in (*gains, *losses)]
-    return {"gains most": gains, "median": median, "loses most": losses}
+    falling = sorted(changes, key=lambda at: -changes[at])
+    rising = sorted(changes, key=lambda at: changes[at])
+    gains = [at for at in falling if changes[at] > 0][:_SHOWN]
+    losses = [at for at in rising if changes[at] < 0][:_SHOWN]
+    first = {"gains most": gains} if gains else {"loses least": [at for at in falling if at not in losses][:_SHOWN]}
+    last = {"loses most": losses} if losses else {"gains least": [at for at in rising if at not in gains][:_SHOWN]}
+    taken = [at for places in (first | last).values() for at in places]
+    return first | {"median": [at for at in falling[len(falling) // 2 :][:1] if at not in taken]} | last
 
 
 def _examples(
@@ -285,34 +302,36 @@ def _examples(
     name = FIGURES[_BY].name
     titles = {
         "gains most": f"Where {runs[1]} gains most {name}",
+        "loses least": f"No image gains {name}: the smallest losses of {runs[1]}",
         "median": f"The median image by gain in {name}",
         "loses most": f"Where {runs[1]} loses most {name}",
+        "gains least": f"No image loses {name}: the smallest gains of {runs[1]}",
     }
     keys = [
         [[names[k], to_hex(colors[k])] for k in np.flatnonzero(total.occurs).tolist()],
         [
-            [f"wrong in {runs[0]} only; less edge loss in {runs[1]}", to_hex(_BETTER)],
-            [f"wrong in {runs[1]} only; more edge loss in it", to_hex(_WORSE)],
+            [f"wrong in {runs[0]} only", to_hex(_BETTER)],
+            [f"wrong in {runs[1]} only", to_hex(_WORSE)],
             ["wrong in both", to_hex(_BOTH)],
             ["ignored", to_hex(VOID)],
         ],
     ]
     about = (
         f"Chosen by a rule among all {len(items)} images: the {_SHOWN} of the largest gain in {name}, the median, and"
-        f" the {_SHOWN} of the largest loss. Press a picture to enlarge it; then the arrow keys or a swipe show the"
-        " next."
+        f" the {_SHOWN} of the largest loss or, where none loses, of the smallest gain. Press a picture to enlarge it;"
+        " then the arrow keys or a swipe show the next."
     )
     parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
     parts += [{"kind": "key", "entries": entries} for entries in keys]
     for kind, places in choose_examples(items).items():
-        if not places and kind == "median":
+        if not places:
             continue
         rows = []
         for at in places:
             before, after = (shown_figures(figures)[name] for figures in items[at].figures)
             change = shown_changes(*items[at].figures)[name]
             rows.append({"item": at, "about": f"{name} {before} → {after}", "change": change})
-        parts.append({"kind": "figures", "title": titles[kind], "text": "" if rows else "Nowhere.", "rows": rows})
+        parts.append({"kind": "figures", "title": titles[kind], "first": _DIFFERENCE, "rows": rows})
     return parts
 
 
@@ -323,17 +342,30 @@ def _difference(truth: _Array, first: _Array, second: _Array, *, on_photo: bool)
     return overlay(marks, truth.shape, on_photo=on_photo)
 
 
-def _edge_difference(truth: _Array, first: _Array, second: _Array, side: int) -> tuple[Rgb, float]:
-    """Return the colors of the difference of two edge maps, [h, w, 3], and the value of the strongest."""
+def _edge_change(truth: _Array, first: _Array, second: _Array, side: int) -> Rgb:
+    """Return the colors of the difference of two edge maps, [h, w, 4]."""
     with np.errstate(invalid="ignore"):
         change = np.where((truth >= 0) & ((first != 0) | (second != 0)), second - first, 0).astype(np.float64)
-    finite = np.abs(change[np.isfinite(change) & (change != 0)])
-    most = float(np.percentile(finite, 99)) if finite.size else 1.0
     # The strongest of several pixels stays where the picture is smaller, so that thin edges do.
-    size = [max(1, round(length * min(1.0, side / max(change.shape)))) for length in change.shape]
-    up, down = (reduce_blocks(np.maximum, np.nan_to_num(sign * change, nan=0.0), tuple(size)) for sign in (1, -1))
-    strongest = np.where(up >= down, up, -down)
-    depth = np.sign(strongest) * (0.2 + 0.8 * np.sqrt(np.abs(strongest) / most))  # small changes are seen, too
-    colors = CMAP_DIFFERENCE(0.5 + depth / 2, bytes=True)[..., :3]
-    colors[reduce_blocks(np.logical_and, truth < 0, tuple(size))] = color_bytes(VOID)
-    return colors, most
+    size = shrunk(change.shape, side)
+    up, down = (reduce_blocks(np.maximum, np.nan_to_num(sign * change, nan=0.0), size) for sign in (1, -1))
+    colors = _change_colors(np.where(up >= down, up, -down))
+    colors[reduce_blocks(np.logical_and, truth < 0, size)] = (*color_bytes(VOID), 255)
+    return colors
+
+
+def _change_colors(change: _Array) -> Rgb:
+    """Return the colors of changes of the edge loss, [..., 4], the more opaque the larger; transparent for 0."""
+    strength = np.minimum(np.sqrt(np.abs(change) / _MOST_CHANGE), 1)  # small changes are seen, too
+    colors = np.empty((*change.shape, 4), np.uint8)
+    colors[..., :3] = np.where(change[..., None] < 0, color_bytes(_LESS), color_bytes(_MORE))
+    colors[..., 3] = np.rint(15 * (change != 0) + 240 * strength).astype(int) // 5 * 5  # few enough for a palette
+    return colors
+
+
+def _change_bar() -> pages.Part:
+    """Return the color bar of the change of the edge loss, the same for all images."""
+    ramp = _change_colors(np.linspace(-_MOST_CHANGE, _MOST_CHANGE, 25)) / 255
+    colors = [to_hex(color, keep_alpha=True) for color in ramp]
+    low, high = f"≤ −{_MOST_CHANGE:.2g}", f"≥ +{_MOST_CHANGE:.2g} nats"
+    return pages.color_bar(low, high, colors=colors)

@@ -99,6 +99,16 @@ def data_uri(content: bytes, kind: str = "jpeg") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
+def folded(text: str, title: str = "Configuration") -> Part:
+    """Return text that is shown when its title is pressed; nothing without text."""
+    return {"kind": "folded", "title": title, "text": text}
+
+
+def color_bar(low: str, high: str, colors: Sequence[str] | None = None) -> Part:
+    """Return the color bar of a picture: its ends, and its colors if they are not those of maps."""
+    return {"low": low, "high": high, "colors": colors}
+
+
 def finite(value: float) -> float | None:
     """Return a number as data, None for what is not finite."""
     return float(value) if math.isfinite(value) else None

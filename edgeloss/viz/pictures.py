@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edgeloss.viz.coloring import color_bytes, picture_of_labels
+from edgeloss.viz.coloring import color_bytes, picture_of_labels, reduce_blocks
 from edgeloss.viz.pages import Part, data_uri
 from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
 
@@ -32,6 +32,17 @@ def side_for(count: int) -> int:
     return min(max(int(math.sqrt(_PIXELS / max(count, 1))), low), high)
 
 
+def shrunk(shape: Sequence[int], side: int) -> tuple[int, int]:
+    """Return a size (H, W) whose longer side has at most ``side`` pixels.
+
+    Example:
+        >>> shrunk((360, 480), 360), shrunk((36, 48), 360)
+        ((270, 360), (36, 48))
+    """
+    height, width = (max(1, round(length * min(1.0, side / max(shape)))) for length in shape)
+    return height, width
+
+
 def photograph(image: Rgb | None, side: int) -> str:
     """Return an image [H, W, 3] as the data URI of a JPEG, nothing for None."""
     if image is None:
@@ -49,10 +60,11 @@ def picture(colors: Rgb, side: int, caption: str, *, base: str = "") -> Part:
         colors: [H, W, 3], or [H, W, 4] with opacity.
         side: pixels of the longer side.
         caption: below the picture.
-        base: ``"gray"`` shows the photograph of the image in gray where the picture is transparent.
+        base: ``"gray"`` shows the photograph of the image in gray where the picture is transparent, ``"light"`` in
+            light gray.
     """
     shape = colors.shape[:2]
-    size = [max(1, round(length * min(1.0, side / max(shape)))) for length in shape]
+    size = shrunk(shape, side)
     down, right = ((np.arange(new) + 0.5) * length / new for new, length in zip(size, shape, strict=True))
     small = np.ascontiguousarray(colors[down.astype(int)[:, None], right.astype(int)])
     return {"source": data_uri(encode_png(small), "png"), "caption": caption, "base": base, "size": size[::-1]}
@@ -91,11 +103,26 @@ def overlay(marks: Mapping[tuple[float, float, float], _Array], shape: Sequence[
     return colors
 
 
-def error_overlay(target: _Array, prediction: _Array, *, on_photo: bool) -> Rgb:
-    """Return the wrong pixels in red, ignored ones in gray, [H, W, 4]; without a photograph right ones in blue."""
+def error_overlay(target: _Array, prediction: _Array, *, on_photo: bool, side: int | None = None) -> Rgb:
+    """Return the wrong pixels in red, ignored ones in gray; without a photograph right ones in blue.
+
+    Args:
+        target: [H, W] labels, -1 at ignored pixels.
+        prediction: [H, W] labels.
+        on_photo: there is a photograph below.
+        side: pixels of the longer side of a small picture, in which a wrong pixel also colors those around it.
+
+    Returns:
+        [H, W, 4], or smaller.
+    """
     wrong, void = (target != prediction) & (target >= 0), target < 0
+    if side is not None:
+        size = shrunk(target.shape, side)
+        void = reduce_blocks(np.logical_and, void, size)
+        wide = np.pad(reduce_blocks(np.logical_or, wrong, size), 1)
+        wrong = np.lib.stride_tricks.sliding_window_view(wide, (3, 3)).any((2, 3)) & ~void
     right = {} if on_photo else {RIGHT: ~wrong & ~void}
-    return overlay({**right, WRONG: wrong, VOID: void}, target.shape, on_photo=on_photo)
+    return overlay({**right, WRONG: wrong, VOID: void}, wrong.shape, on_photo=on_photo)
 
 
 def labels_picture(target: _Array, prediction: _Array, colors: _Array) -> Rgb:

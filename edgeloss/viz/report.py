@@ -16,7 +16,7 @@ from edgeloss._checks.options import EDGE_TERMS, TERMS
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
-from edgeloss.viz.coloring import ColoredMap, Look, color_maps, read_look
+from edgeloss.viz.coloring import CLIP, ColoredMap, Look, color_maps, read_look, shown_number
 from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_score, sum_by_class, worst_places
 
@@ -24,6 +24,9 @@ _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
 _LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
+_ABOUT_MEANS = (
+    "The edge loss weights the classes as the loss does; in the mean of the edge map all edge pixels count alike."
+)
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 
@@ -93,8 +96,12 @@ def draw_report(
     links: Mapping[str, str] | None,
     names: Sequence[str] | None,
     said: Said,
+    about: str = "",
 ) -> str:
-    """Return the page about images that were examined with details; the other arguments are those of :func:`report`."""
+    """Return the page about images that were examined with details.
+
+    ``about`` says what was read as the prediction; the other arguments are those of :func:`report`.
+    """
     arrays = stack_arrays(examined)
     colors = [to_hex(color) for color in look.colors]
     said("colors")
@@ -115,7 +122,6 @@ def draw_report(
         image["arrays"] = packed_arrays
     viewer = {
         "kind": "viewer",
-        "loss": " ".join(str(EdgeAwareLoss() if criterion is None else criterion).split()),
         "names": look.names[: arrays.classes],
         "colors": colors,
         "images": images,
@@ -123,13 +129,18 @@ def draw_report(
     size = " × ".join(map(str, arrays.target.shape[:0:-1]))
     return pages.page(
         "edgeloss report" if look.title is None else look.title,
-        [viewer],
+        [viewer, pages.folded(describe_loss(EdgeAwareLoss() if criterion is None else criterion))],
         kind="report",
-        subtitle=f"{size} pixels · {arrays.classes} classes",
+        subtitle=" · ".join(filter(None, (about, f"{size} pixels", f"{arrays.classes} classes"))),
         lead=_LEAD,
         links=links,
         footer=_footer(bits, examined),
     )
+
+
+def describe_loss(criterion: EdgeAwareLoss) -> str:
+    """Return the options of a loss as a line of text."""
+    return " ".join(str(criterion).split())
 
 
 def _picture_uri(rgb: npt.NDArray[np.uint8] | None) -> str | None:
@@ -151,7 +162,7 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.figure_tiles(arrays.figures),
+        "tiles": pages.figure_tiles(arrays.figures, about=_ABOUT_MEANS),
         "table": _table(arrays, names, colors),
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
@@ -162,13 +173,15 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    about = {"key": layer.key, "low": layer.low, "high": layer.high, "extend": layer.extend}
-    return about | layer.kind._asdict() | {"stats": layer.stats[index]}
+    about = {"key": layer.key, "low": layer.low, "high": layer.high, "bar": pages.color_bar(*layer.ends)}
+    clipped = f"; colors end at the {CLIP}th percentile" if layer.is_clipped else ""
+    kind = layer.kind._replace(about=f"{layer.kind.about}{clipped}")
+    return about | kind._asdict() | {"stats": layer.stats[index]}
 
 
 def _footer(bits: int, examined: Sequence[Arrays]) -> str:
     rounded = f"numbers are rounded to {shown(2.0 ** -(bits + 1), '.1%')}, probabilities and losses to"
-    about = f"{rounded} {step_of(bits) / 2:.1g}"
+    about = f"{rounded} {shown_number(step_of(bits) / 2)}"
     counts = [len(one.details.nll) for one in examined if one.details and one.details.nll.size]
     many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""
     return f"{about} · {many}" if many else about

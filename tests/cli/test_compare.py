@@ -44,7 +44,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     page = output.read_text("utf-8")
     about = page_data(page)
     assert (about["title"], about["kind"]) == ("preds compared with better", "edgeloss comparison")
-    assert about["subtitle"] == f"preds: {folders / 'preds'} · better: {folders / 'better'} · 3 images"
+    assert about["subtitle"] == "3 images"
     gains, median, losses = parts_of(page, "figures")
     assert (gains["title"], losses["title"]) == tuple(
         f"Where better {x} most boundary F1, 1 px" for x in ("gains", "loses")
@@ -58,9 +58,13 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     ]
     assert "Chosen by a rule among all 3 images" in parts_of(page, "heading")[0]["about"]
     tables, terms = parts_of(page, "tables")  # without a config.yaml no settings
-    whole, iou, f1 = tables["tables"]
-    assert [table["head"] for table in (whole, iou, f1, *terms["tables"])] == [
-        [first, "preds", "better", "change"] for first in ("score", "class", "class", "term")
+    iou, f1 = tables["tables"]
+    (configuration,) = parts_of(page, "folded")
+    assert configuration["text"].startswith(
+        f"preds: {folders / 'preds'}\nbetter: {folders / 'better'}\nloss: EdgeAwareLoss("
+    )
+    assert [table["head"] for table in (iou, f1, *terms["tables"])] == [
+        [first, "preds", "better", "change"] for first in ("class", "class", "term")
     ]
     (of_terms,) = terms["tables"]
     assert terms["folded"]
@@ -94,11 +98,10 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     output = folders / "compare.html"
     assert run(*two, "--image", folders / "images", "-o", output).code == 0
     (item,) = (one for one in gallery_items(output) if one["name"] == "c")
-    captions = ["image", "ground truth", "preds", "better", "", "difference"]
+    captions = ["image", "ground truth", "preds", "better", "change of the edge loss", "difference"]
     captions += ["preds: wrong pixels", "better: wrong pixels"]
-    assert [one["caption"] for one in item["figures"]][:4] == captions[:4]
-    assert [one["caption"] for one in item["figures"]][5:] == captions[5:]
-    image, truth, first, second, _, difference, *wrong = item["figures"]
+    assert [one["caption"] for one in item["figures"]] == captions
+    image, truth, first, second, change, difference, *wrong = item["figures"]
     assert (image["source"], image["base"], image["size"]) == ("", "photo", [W, H])
     assert item["photo"].startswith("data:image/jpeg;base64,")
     mask, gray = mask_array(), np.rint(255 * np.array(VOID))
@@ -109,7 +112,11 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     before, after = (decoded(one) for one in wrong)
     assert (before[mask != 255] == (*np.rint(255 * np.array(WRONG)), 255)).all()
     assert not after[mask != 255, 3].any()  # the photograph shows
-    for one in (before, after, decoded(difference)):
+    assert decoded(difference)[mask != 255].tolist() == [[255] * 4] * int((mask != 255).sum())  # wrong in one alone
+    shown = decoded(change)[mask != 255]
+    assert (shown[shown[:, 3] > 0, 2] > shown[shown[:, 3] > 0, 0]).all()  # less edge loss is blue
+    assert shown[:, 3].any()
+    for one in (before, after, decoded(change), decoded(difference)):
         assert (one[mask == 255] == (*gray, 255)).all()
 
 
@@ -142,7 +149,7 @@ def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path,
     assert table["rows"] == rows
     (folders / "one" / "metrics.json").write_text("[]")  # no run
     assert run(*words, "-o", output).code == 0
-    assert parts_of(output.read_text("utf-8"), "tables")[0]["title"] == "Scores"
+    assert parts_of(output.read_text("utf-8"), "tables")[0]["title"] == "Scores of each class"
 
 
 def test_names_in_one_alone_can_be_skipped(run: Run, folders: Path, two: list[object]) -> None:
@@ -166,7 +173,7 @@ def test_images_may_have_other_classes(run: Run, folders: Path) -> None:
     ran = run("compare", folders / "x", folders / "y", "--mask", masks, "-o", output)
     assert ran.code == 0, ran.err
     tables, _ = parts_of(output.read_text("utf-8"), "tables")
-    assert [row[0][0] for row in tables["tables"][1]["rows"]] == ["0", "1", "2"]
+    assert [row[0][0] for row in tables["tables"][0]["rows"]] == ["0", "1", "2"]
 
 
 def test_labels_have_the_given_number_of_classes(run: Run, folders: Path) -> None:
@@ -199,9 +206,12 @@ def test_pictures_are_side_by_side_and_lead_through_the_images(
     page = browse(folders / "compare.html")
     script = "return findAll('.figures').map((row) => [...row.children].slice(0, 4).map((one) => one.offsetTop))"
     for image, truth, first, second in page.execute_script(script):
-        assert image == truth
-        assert first == second
-        assert (first == truth) == (width > 700)
+        assert image == truth == first == second  # or all are hidden
+    script = "return findAll('.figures .first').map((one) => one.offsetWidth / one.parentElement.offsetWidth)"
+    for share in page.execute_script(script):
+        assert (share == 1) == (width <= 700)
+    page.execute_script("findAll('.unfold').forEach((one) => one.click())")
+    assert page.execute_script("return findAll('.figures figure').every((one) => one.offsetParent)")
     if width > 700:
         fits = "return findAll('.tables .scroll').every((one) => one.scrollWidth <= one.clientWidth)"
         assert page.execute_script(fits)  # without a bar to scroll by a few pixels

@@ -57,13 +57,13 @@ def test_folders_give_pages_and_an_index(run: Run, folders: Path) -> None:
     items = gallery_items(output / "index.html")
     assert all(item["figures"][0]["source"].startswith("data:image/png;base64,") for item in items)
     assert all(item["photo"].startswith("data:image/jpeg;base64,") for item in items)
-    assert "<title>pages: 3 images · edgeloss index</title>" in (output / "index.html").read_text("utf-8")
+    assert "<title>preds: 3 images · edgeloss index</title>" in (output / "index.html").read_text("utf-8")
 
 
 def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[str, str]]) -> None:
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
     assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits\n<!-- edgeloss view -->\n"
-    assert linked["b: logits"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
+    assert linked["b · preds"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
     assert links(folders / "pages")[0] == "./a.html"
 
 

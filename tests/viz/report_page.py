@@ -34,6 +34,12 @@ def decoded(array: dict[str, Any]) -> npt.NDArray[Any]:
     return decode(codes(array))
 
 
+def number_of(text: str) -> float:
+    """Return a number that a page shows."""
+    digits, _, exponent = text.partition("×10")
+    return float(f"{digits}e{exponent.translate(str.maketrans('⁻⁰¹²³⁴⁵⁶⁷⁸⁹', '-0123456789'))}" if exponent else digits)
+
+
 class Page:
     """A report in a browser."""
 

@@ -14,7 +14,7 @@ from scenes import large_image, patches
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.packing import Code
-from edgeloss.viz.scores import compute_scores, mistakes, shown_figures, worst_places
+from edgeloss.viz.scores import compute_scores, mistakes, shown, shown_figures, worst_places
 
 HEADLINES = ["boundary F1, 1 px", "mean IoU", "pixel accuracy", "edge loss"]
 
@@ -126,7 +126,7 @@ def test_tiles_and_tables_are_those_of_each_image() -> None:
         labels = logits[at : at + 1].argmax(1)
         f1 = boundary_f1(labels, target[at : at + 1], 3, ignore_index=-100, radius=1, average="none")
         np.testing.assert_allclose(scores.boundary_f1, f1)
-        assert image["table"]["rows"][0][1:3] == [str(scores.pixels[0]), f"{scores.iou[0]:.1%}"]
+        assert image["table"]["rows"][0][1:3] == [str(scores.pixels[0]), shown(scores.iou[0], ".1%")]
 
 
 def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:
@@ -142,5 +142,5 @@ def test_a_large_image_stays_small(kind: str, tmp_path: Path) -> None:
     """Noise, which hardly compresses, and logits that vary slowly, as those of networks do."""
     page = report(**large_image(kind))
     assert len(page.encode()) < 15_000_000
-    rounded = float(re.search(r"rounded to ([0-9.]+)%", page)[1])  # type: ignore[index]
+    rounded = float(re.search(r"rounded to ([0-9.]+)\\u00a0%", page)[1])  # type: ignore[index]
     assert rounded <= (25 if kind == "noise" else 2)

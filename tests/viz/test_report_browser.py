@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from accessibility import Sized, violations
-from report_page import Opened
+from report_page import Opened, number_of
 from scenes import MARKUP, large_image, patches
 from selenium.webdriver.common.keys import Keys
 
@@ -18,7 +18,7 @@ from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, distinct_colors
 from edgeloss.viz.coloring import color_maps, map_to_rgb
 from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
-from edgeloss.viz.scores import compute_scores
+from edgeloss.viz.scores import compute_scores, shown_figures
 
 
 def test_it_renders_with_no_network(opened: Opened) -> None:
@@ -107,7 +107,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     assert len(np.unique(page.layer("distance").reshape(-1, 4), axis=0)) > 4
     for side in (0, 1):
         page.choose(side, "cross_entropy")
-        assert page.run("return findAll('.scale')[arguments[0]].children[2].textContent", side).endswith(" nats")
+        assert page.run("return findAll('.color-bar')[arguments[0]].lastChild.textContent", side).endswith("\xa0nats")
         dots = page.dots(side).reshape(-1, 3)
         assert (dots == np.rint(255 * np.array(LOUD))).all(1).any()  # a mark on the pixel that is not finite
         assert len(np.unique(dots, axis=0)) > 20
@@ -143,15 +143,17 @@ def test_hovering_shows_the_right_numbers(opened: Opened, monkeypatch: pytest.Mo
         assert page.table("labels") == [["truth", "abc"[truth]], ["prediction", "abc"[order[0]]]]
         assert [name for name, _ in page.table("likely")] == ["abc"[k] for k in order]
         for (_, shown), k in zip(page.table("likely"), order, strict=True):
-            assert float(shown) == pytest.approx(float(p[k, row, column]), rel=0.01, abs=2e-4)
+            assert number_of(shown) == pytest.approx(float(p[k, row, column]), rel=0.01, abs=2e-4)
         terms = dict(page.table("terms"))
         for name in ("cross-entropy", "distance"):
             key = name.replace("-", "_")
-            assert float(terms[name]) == pytest.approx(float(computed.maps[key][0, row, column]), rel=0.01, abs=2e-4)
-        assert float(terms["|gradient|"]) == pytest.approx(computed.gradient[0, row, column], rel=0.01)
+            assert number_of(terms[name]) == pytest.approx(
+                float(computed.maps[key][0, row, column]), rel=0.01, abs=2e-4
+            )
+        assert number_of(terms["|gradient|"]) == pytest.approx(computed.gradient[0, row, column], rel=0.01)
         for name, key in (("same side", "same_side"), ("other side", "other_side"), ("edge map", "edge")):
             if computed.maps["edge_mask"][0, row, column]:
-                assert float(terms[name]) == pytest.approx(
+                assert number_of(terms[name]) == pytest.approx(
                     float(computed.maps[key][0, row, column]), rel=0.01, abs=2e-4
                 )
             else:
@@ -163,7 +165,7 @@ def test_hovering_shows_the_right_numbers(opened: Opened, monkeypatch: pytest.Mo
         label = int(target[0, row + down, column + right])
         assert name == "abc"[label]
         assert side == ("same" if label == target[0, row, column] else "other")
-        assert float(given) == pytest.approx(
+        assert number_of(given) == pytest.approx(
             float(p[target[0, row, column], row + down, column + right]), rel=0.01, abs=2e-4
         )
     page.point(0, 1, 2)
@@ -374,7 +376,9 @@ def test_a_batch_is_shown_image_by_image_and_controls_work_meanwhile(opened: Ope
     assert page.run("return [menus[0].value, menus[1].value]") == ["cross_entropy", "gradient"]
     scores = compute_scores(target[2:].clamp(min=-1).numpy(), logits[2:].argmax(1).numpy(), 3)
     assert page.run("return findAll('#scores tbody td').map((one) => one.textContent)")[0] == str(scores.pixels[0])
-    assert f"{scores.means['mean_iou']:.1%}" in page.run("return findAll('#tiles dd').map((one) => one.textContent)")
+    assert shown_figures(scores.means)["mean IoU"] in page.run(
+        "return findAll('#tiles dd').map((one) => one.textContent)"
+    )
     assert page.run("return find('#slide').value") == "2"
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
     page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))
@@ -390,7 +394,7 @@ def test_logits_of_lower_resolution(opened: Opened, monkeypatch: pytest.MonkeyPa
     page.choose(0, "gradient")
     assert page.layer("gradient").shape == (24, 36, 4)
     page.point(0, 13, 22)
-    shown = float(dict(page.table("terms"))["|gradient|"])
+    shown = number_of(dict(page.table("terms"))["|gradient|"])
     assert shown == pytest.approx(compute_arrays(logits, target, criterion).gradient[0, 13 // 4, 22 // 4], rel=0.01)
 
 

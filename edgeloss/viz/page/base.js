@@ -22,12 +22,15 @@ const svg = (tag, attributes, ...children) => {
   return made;
 };
 
+const SUPERSCRIPTS = { "+": "", "-": "⁻", ..."⁰¹²³⁴⁵⁶⁷⁸⁹" };
 const number = (value) => {
-  if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);
-  if (size === 0) return "0";
-  return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : size < 1000 ? value.toPrecision(3) : value.toFixed(0);
+  if (!Number.isFinite(value) || size === 0) return String(value);
+  if (size >= 1e-3 && size < 1e5) return size < 1000 ? value.toPrecision(3) : value.toFixed(0);
+  const [digits, exponent] = value.toExponential(2).split("e");
+  return `${digits}×10${[...exponent].map((sign) => SUPERSCRIPTS[sign]).join("")}`;
 };
+const withUnit = (value, unit) => [value, unit].filter(Boolean).join("\u00a0");
 const percent = (value, digits = 1) => (value === null ? "–" : `${(100 * value).toFixed(digits)}\u00a0%`);
 const grouped = (count) => count.toLocaleString("en-US"); // its digits in groups
 

@@ -26,8 +26,9 @@ const showLarge = () => {
   const stage = element("div", { className: "stage" }, pictureOf(figures[current], photo));
   const [width, height] = figures[current].size;
   stage.style.setProperty("--aspect", width / height);
+  const { bar } = figures[current];
   const hint = text("p", "← → or a swipe: other pictures of this image. N, P: next and previous image. Esc: close.", "hint");
-  large.replaceChildren(head, element("div", { className: "tabs" }, ...tabs), stage, hint);
+  large.replaceChildren(head, element("div", { className: "tabs" }, ...tabs), stage, element("div", {}, ...(bar ? [barOf(bar)] : []), hint));
 };
 
 const showPicture = (at) => {

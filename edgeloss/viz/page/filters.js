@@ -30,6 +30,17 @@ const clearFilter = () => {
 
 // -------------------------------------------------------------------------------------------------------------- legend
 
+// One stop of the Tab key for all controls of the legend; the arrow keys go from one to the next.
+find("#legend")?.addEventListener("keydown", (event) => {
+  const controls = findAll("#legend :is(input, button)");
+  const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  const next = controls[limited(controls.indexOf(event.target) + by, 0, controls.length - 1)];
+  for (const one of controls) one.tabIndex = one === next ? 0 : -1;
+  next.focus();
+});
+
 const updateLegend = () => {
   const entries = findAll("#legend li");
   const visible = entries.filter(({ value }) => !filter.hidden.has(value));
@@ -59,6 +70,7 @@ const makeLegend = () => {
     return element("li", { value: label }, box, only);
   });
   find("#legend").replaceChildren(...entries);
+  findAll("#legend :is(input, button)").forEach((one, at) => (one.tabIndex = at ? -1 : 0));
   const others = { right: "right", wrong: "wrong", void: "ignored", nothing: "no edge, zero gradient, far", loud: "not finite" };
   find("#key").replaceChildren(...Object.entries(others).map(([name, meaning]) => element("li", {}, swatch(data.special[name]), meaning)));
 };
@@ -86,7 +98,8 @@ const makeHistogram = (layer) => {
   const { low: lowest, width: step, counts } = histogram;
   const most = counts.length - 1;
   const border = (bin) => (layer.log ? 10 ** (lowest + bin * step) : lowest + bin * step);
-  const { name } = layer;
+  const { name, unit } = layer;
+  const title = [name, unit].filter(Boolean).join(", ");
   const all = svg("path", { class: "all", d: barsOf(counts, 0, most) });
   const chosen = svg("path", { class: "in" });
   const chart = svg("svg", { viewBox: `0 0 ${most + 1} 1`, preserveAspectRatio: "none", "aria-hidden": "true" }, all, chosen);
@@ -94,12 +107,12 @@ const makeHistogram = (layer) => {
   const [from, to] = [slider("low end", 0), slider("high end", most)];
   const about = element("span");
   const ends = element("div", { className: "ends" }, ...[0, most + 1].map((bin) => element("span", { textContent: number(border(bin)) })));
-  const figure = element("figure", {}, element("figcaption", { textContent: name }, about), chart, ends, element("div", { className: "sliders" }, from, to));
+  const figure = element("figure", {}, element("figcaption", { textContent: title }, about), chart, ends, element("div", { className: "sliders" }, from, to));
 
   const choose = (first, last) => {
     const [low, high] = [Math.min(first, last), Math.max(first, last)];
     [from.value, to.value] = [low, high];
-    const text = `${number(border(low))} – ${number(border(high + 1))}`;
+    const text = withUnit(`${number(border(low))} – ${number(border(high + 1))}`, unit);
     for (const [input, at] of [[from, low], [to, high + 1]]) input.ariaValueText = number(border(at));
     chosen.setAttribute("d", barsOf(counts, low, high));
     const whole = low === 0 && high === most;

@@ -1,12 +1,12 @@
 // A gallery of thumbnails: sort the images, and show those of a class or name.
 
 const SHOWN = [1, 5, 2, 3]; // labels, difference and both predictions
-const cardOf = (image) => {
+const cardOf = (image, first) => {
   const { name, link, photo, figures, lines } = image;
   const values = lines.map(([title, value]) => element("div", {}, text("dt", title), text("dd", value)));
   const head = link
     ? [element("a", { href: link }, ...figures.map((one) => pictureOf(one, photo)), text("strong", name))]
-    : [picturesOf(image, SHOWN, "shown"), text("strong", name)];
+    : [picturesOf(image, first, SHOWN, "shown"), text("strong", name)];
   return element("li", { className: "card" }, ...head, element("dl", {}, ...values));
 };
 
@@ -16,8 +16,8 @@ const changeOf = (iou, label) => {
   return iou.length < 2 || first === null || last === null ? last : last - first;
 };
 
-parts.gallery = ({ about, items, sort, always, scores, classes }) => {
-  const cards = items.map(cardOf);
+parts.gallery = ({ about, items, first, sort, always, scores, classes }) => {
+  const cards = items.map((one) => cardOf(one, first));
   const gallery = element("ul", { className: "gallery rows" }, ...cards);
   const menu = (id, entries) => element("select", { id }, ...entries.map(([value, name]) => new Option(name, value)));
   const by = menu("sort", [...sort, ["name", "name"]]);
@@ -52,7 +52,7 @@ parts.gallery = ({ about, items, sort, always, scores, classes }) => {
     });
     const visible = cards.filter(({ hidden }) => !hidden).length;
     arrangeRows();
-    count.textContent = visible < cards.length ? `${visible} of ${cards.length} images` : "";
+    count.textContent = `${visible < cards.length ? `${visible} of ` : ""}${cards.length} images`;
   };
   for (const chooser of [by, class_]) chooser.addEventListener("change", arrange);
   search.addEventListener("input", arrange);
@@ -62,5 +62,5 @@ parts.gallery = ({ about, items, sort, always, scores, classes }) => {
   });
   arrange();
   const label = (name, input) => element("label", {}, `${name} `, input);
-  return [...(about ? [text("p", about, "hint")] : []), element("div", { className: "toolbar" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
+  return [...(about ? [text("p", about, "hint")] : []), element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
 };

@@ -6,9 +6,8 @@ const pane = (side) => {
   return made;
 };
 
-parts.viewer = ({ loss }) => {
+parts.viewer = () => {
   const made = find("#viewer-parts").content.cloneNode(true);
-  find("#loss", made).textContent = loss;
   find(".panes", made).append(pane("left"), pane("right"));
   return [made];
 };

@@ -46,6 +46,9 @@ const foldedOf = (title, content) => {
   addEventListener("beforeprint", () => (made.open = true));
   return made;
 };
+// What names mean.
+const notesOf = (notes) =>
+  element("dl", { className: "notes" }, ...notes.map(([name, about]) => element("div", {}, text("dt", name), text("dd", about))));
 parts.folded = ({ title, text: content }) => [element("section", { className: "card" }, foldedOf(title, text("pre", content)))];
 
 // -------------------------------------------------------------------------------------------------------------- tables
@@ -74,8 +77,7 @@ parts.table = ({ head, rows, foot, label, notes }) => {
       table.tBodies[0].append(...sorted);
     }),
   );
-  const lines = notes.map(([name, about]) => element("div", {}, text("dt", name), text("dd", about)));
-  const below = notes.length ? [element("dl", { className: "notes" }, ...lines)] : [];
+  const below = notes.length ? [notesOf(notes)] : [];
   return [element("div", { className: "scroll", role: "region", ariaLabel: label, tabIndex: 0 }, table), ...below];
 };
 
@@ -97,28 +99,44 @@ const pictureOf = ({ source, base, size: [width, height], caption }, photo) => {
   return made;
 };
 
-// The pictures of an image, each of which can be enlarged; some of them are shown in a gallery.
-const picturesOf = (image, places = image.figures.keys(), className = "figures") => {
+// The color bar of a picture.
+const barOf = ({ low, high, colors }) => {
+  const ramp = element("i");
+  ramp.style.background = `linear-gradient(to right, ${(colors ?? data.scale).join(",")})`;
+  return element("span", { className: "color-bar" }, text("span", low), ramp, text("span", high));
+};
+
+// The pictures of an image, each of which can be enlarged; some of them are shown in a gallery. Narrow screens show one
+// of them, and the others when asked.
+const picturesOf = (image, first, places = image.figures.keys(), className = "figures") => {
   const made = element("div", { className });
   for (const at of places) {
-    const { caption } = image.figures[at];
+    const { caption, bar } = image.figures[at];
     const picture = pictureOf(image.figures[at], image.photo);
     const shown = picture.childElementCount ? element("button", { type: "button", className: "enlarge" }, picture) : picture;
     shown.addEventListener("click", () => enlarge(made, at));
-    made.append(element("figure", {}, shown, element("figcaption", {}, caption)));
+    const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []));
+    made.append(element("figure", { className: at === first ? "first" : "" }, shown, about));
   }
   imageOf.set(made, image);
   return made;
 };
 
+const unfold = (figures) => {
+  const made = element("button", { type: "button", className: "unfold", textContent: `All ${figures.childElementCount} pictures`, ariaExpanded: "false" });
+  made.addEventListener("click", () => (made.ariaExpanded = String(figures.classList.toggle("unfolded"))));
+  return made;
+};
+
 // Rows of pictures, each with a title: of an image of the gallery, or with its own.
-parts.figures = ({ title, text: content, rows }) => {
+parts.figures = ({ title, text: content, first, rows }) => {
   const { items } = data.parts.find(({ kind }) => kind === "gallery") ?? {};
   const shown = rows.flatMap(({ item, about, change, ...own }) => {
     const image = item === undefined ? own : items[item];
     const tone = change ? [" ", text("small", `(${change.text})`, change.tone)] : [];
     const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, about, ...tone));
-    return [head, picturesOf({ ...image, about })];
+    const figures = picturesOf({ ...image, about }, first);
+    return [head, figures, unfold(figures)];
   });
   return [element("section", { className: "card" }, text("h2", title), ...(content ? [text("p", content, "hint")] : []), ...shown)];
 };

@@ -81,16 +81,17 @@ const forget = () => {
   redraw();
 };
 
+const HOW_TO_POINT = matchMedia("(hover: none)").matches ? "Tap a pixel to see its values." : "Point at a pixel to see its values, and click to pin it.";
 const summarize = () => {
   const { valid, wrong } = image.pixels;
   const share = valid ? `${percent(wrong / valid)} of ${grouped(valid)} labeled pixels are wrong.` : "All pixels are ignored.";
   const buttons = image.mistakes.map(([true_, found, count]) => {
     const label = element("span", {}, ...named(true_, "void"), " → ", ...named(found, "loud"));
-    const made = element("button", { className: "pair" }, label, grouped(count));
+    const made = element("button", { className: "pair" }, label, withUnit(grouped(count), "px"));
     made.addEventListener("click", () => filterPair([true_, found]));
     return made;
   });
-  const hints = [share, "Point at a pixel to see its values, and click to pin it."].map((hint) => text("p", hint, "hint"));
+  const hints = [share, HOW_TO_POINT].map((hint) => text("p", hint, "hint"));
   const most = buttons.length ? [text("h3", "Most frequent mistakes, truth → prediction"), ...buttons] : [];
   return [text("h2", "This image"), ...hints, ...most];
 };
@@ -102,7 +103,7 @@ const showWorst = () => {
     : "There is no loss anywhere.";
   const buttons = places.map(({ row, column, across, sum, labels }) => {
     const canvas = element("canvas", { width: 160, height: 160, ariaHidden: "true" });
-    const size = text("small", sum === null ? " not finite" : ` ${number(sum)}`);
+    const size = text("small", sum === null ? " not finite" : ` ${withUnit(number(sum), layerOf(layer).unit)}`);
     const label = element("span", {}, labels.map(nameOf).join(" → "), size);
     const made = element("button", { title: `Row ${row}, column ${column}` }, canvas, label);
     made.addEventListener("click", () => {

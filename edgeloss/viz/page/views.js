@@ -127,13 +127,8 @@ const showLayer = async (side) => {
   find(".stats", pane).textContent = layer?.stats ?? "";
   find(".scale", pane).classList.toggle("on", Boolean(layer));
   find(".what", pane).textContent = layer?.about ?? ABOUT_LABELS[key];
-  if (layer) {
-    const [low, high] = findAll(".scale span", pane);
-    const power = (value) => number(layer.log ? 10 ** value : value);
-    low.textContent = (["min", "both"].includes(layer.extend) ? "≤ " : "") + power(layer.low);
-    high.textContent = (["max", "both"].includes(layer.extend) ? "≥ " : "") + power(layer.high) + (layer.unit && ` ${layer.unit}`);
-    find(".scale i", pane).style.background = `linear-gradient(to right, ${data.scale.join(",")})`;
-  }
+  find(".color-bar", pane)?.remove();
+  if (layer) find(".scale", pane).prepend(barOf(layer.bar));
   const name = menus[side].selectedOptions[0].textContent;
   canvases[side].ariaLabel = `${side ? "Right" : "Left"} view: ${name}`;
   redraw();

@@ -18,8 +18,17 @@ from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import ColoredMap, Look, color_maps, map_to_rgb, picture_of_labels
 from edgeloss.viz.palette import LOUD, NOTHING, VOID, WRONG
 from edgeloss.viz.panel import MAPS
-from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_picture, photograph, picture, side_for
-from edgeloss.viz.scores import FIGURES, shown_change, shown_figures, shown_score
+from edgeloss.viz.pictures import (
+    Rgb,
+    error_overlay,
+    labels_picture,
+    photo_picture,
+    photograph,
+    picture,
+    shrunk,
+    side_for,
+)
+from edgeloss.viz.scores import F1_ABOUT, FIGURES, shown_change, shown_figures, shown_score
 from edgeloss.viz.scores import shown as shown_number
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
@@ -48,7 +57,7 @@ _IOUS = ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_
 # By the title of a group.
 _CURVES = {
     "Scores of the validation images": (
-        Curves("Boundary F1", "borders within 1, 3 or 5 pixels of the true ones", _F1),
+        Curves("Boundary F1", "precision and recall of borders, within 1, 3 or 5 px", _F1),
         Curves("IoU", "overlap with the true areas: of all pixels, and near borders alone", _IOUS),
         Curves(
             "Accuracy",
@@ -94,6 +103,25 @@ _CURVES = {
         Curves("Learning rate", "of the optimizer", ("lr",)),
     ),
 }
+# What the figures of a group mean, as far as their names and its lines leave that open; folded below it.
+_NOTES = {
+    "Scores of the validation images": {
+        "boundary F1": F1_ABOUT.format("1, 3 or 5"),
+        "boundary IoU": "IoU of the bands along borders, as wide as 2 % of the diagonal of the image",
+        "boundary IoU, narrow": "the same of bands of 0.5 %, in which little but the borders counts",
+    },
+    "The loss and its terms": {
+        "focused edges": FIGURES["edge_focused"].about,
+        "region term": "the part of what the labels say about small regions that the prediction misses: it may stay"
+        " nearly flat and still teach much, as its share in the gradient shows",
+    },
+    "What drives the training": {
+        "edge terms before the focus": "how far the neighbors of an edge pixel miss its class on the same side of the"
+        " edge, and take it on across the edge, before well learned edges count less",
+        "edge focus": FIGURES["edge_focus"].about,
+        "share in the gradient": "L2 norm of the gradient of a term times its weight, over the sum of these norms",
+    },
+}
 _LEAD = (
     "One training: its scores on the validation images after each epoch, what its loss consists of, the scores of each"
     " class, and the images where the network is most wrong at edges."
@@ -113,7 +141,8 @@ _NAMES = {
 _ABOUT = {
     "val/miou": FIGURES["mean_iou"].about,
     "val/boundary_iou": "IoU of the bands along borders",
-    **{key: f"borders within {key[-1]} px of the true ones" for key in _F1},
+    **{key: f"the same within {key[-1]} px" for key in _F1},
+    _F1[0]: F1_ABOUT.format(1),
 }
 
 
@@ -188,10 +217,13 @@ def write_run_page(
     parts = [
         _headlines(chosen, history[-1], metric),
         *groups,
-        {"kind": "note", "text": f"Constant, and not drawn: {'; '.join(constant)}." if constant else ""},
+        {
+            "kind": "note",
+            "text": f"Not drawn, since the value is the same in all epochs: {'; '.join(constant)}." if constant else "",
+        },
         {"kind": "tables", "title": "Classes in validation", "tables": _classes(chosen, history[-1], classes)},
         *_images(worst, chosen, history[-1]),
-        {"kind": "folded", "title": "Configuration", "text": config},
+        pages.folded(config),
     ]
     page = pages.page(
         folder.resolve().name,
@@ -260,7 +292,7 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Row) -> 
                 kind = {"share": is_share(keys[0]), "log": is_weighted, "epochs": epochs, "best": best["epoch"]}
                 drawn.append({"title": title, "about": about, **kind, "series": series})
         if drawn:
-            groups.append({"kind": "curves", "title": group, "curves": drawn})
+            groups.append({"kind": "curves", "title": group, "curves": drawn, "notes": list(_NOTES[group].items())})
     return groups, constant
 
 
@@ -306,7 +338,7 @@ def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> 
     colors |= {name: to_hex(color) for name, color in others.items()}
     heading = {"kind": "heading", "title": "Images"}
     key = {"kind": "key", "entries": [[name, color] for name, color in colors.items()]}
-    return [heading, key, {"kind": "figures", "title": title, "text": text, "rows": rows}]
+    return [heading, key, {"kind": "figures", "title": title, "text": text, "first": 3, "rows": rows}]
 
 
 def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int) -> list[pages.Part]:
@@ -322,14 +354,9 @@ def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int) -> list[
 
 
 def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.Part:
-    low, high = (10**end if colored.kind.log else end for end in (colored.low, colored.high))
-    scale = f"{low:.2g} to {high:.2g} {colored.kind.unit}".strip()
-    small = [max(1, round(length * min(1.0, side / max(shape)))) for length in shape]
-    return picture(
-        map_to_rgb(colored, 0, (small[0], small[1])),
-        side,
-        f"{colored.kind.name}: {colored.kind.about}; blue to yellow, {scale}",
-    )
+    caption = f"{colored.kind.name}: {colored.kind.about}"
+    drawn = picture(map_to_rgb(colored, 0, shrunk(shape, side)), side, caption)
+    return drawn | {"bar": pages.color_bar(*colored.ends)}
 
 
 def _name(key: str) -> str:

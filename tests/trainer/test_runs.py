@@ -27,6 +27,7 @@ from small_data import metrics_of, run_in, save, state_of, write_config
 require("lightning")
 
 from segkit import folder as run_folder  # noqa: E402
+from segkit.callbacks import shown  # noqa: E402
 from segkit.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from segkit.module import SegmentationModule  # noqa: E402
 from segkit.scores import flatten  # noqa: E402
@@ -184,7 +185,7 @@ def test_the_best_epoch_is_that_of_best_ckpt_in_a_folder_that_was_moved(
     assert (second["val/boundary_f1_1"], second["val/miou"]) == pytest.approx((0.01, 0.99))
     assert (copied / "best.ckpt").read_bytes() == before
     assert load_checkpoint(copied / "best.ckpt")["epoch"] == 0  # of 0 and 1
-    score = f"{first['val/boundary_f1_1']:.1%}"
+    score = shown("val/boundary_f1_1", first["val/boundary_f1_1"])
     assert f"best epoch: 1, by boundary F1 (1 px) {score}" in capsys.readouterr().out
     (tiles,) = parts_of((copied / "report.html").read_text("utf-8"), "tiles")
     assert tiles["title"] == "Validation after epoch 1, the best, by boundary F1, 1 px"

@@ -20,6 +20,7 @@ from selenium.webdriver.common.keys import Keys
 from edgeloss.viz import compute_arrays
 from edgeloss.viz.coloring import read_look
 from edgeloss.viz.run_page import SUMMANDS, Row, best_epoch, write_run_page
+from edgeloss.viz.scores import shown_figures
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 Browse = Callable[[Path], Any]
@@ -74,9 +75,9 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert "boundary F1, 1 px" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
     (note,) = parts_of(path.read_text("utf-8"), "note")
-    assert note["text"].startswith("Constant, and not drawn: ")
+    assert note["text"].startswith("Not drawn, since the value is the same in all epochs: ")
     assert "Weight of the edge terms, edge weight: 0.5" in note["text"]
-    assert "Share of each term in the gradient, focused edges: 33.3%" in note["text"]
+    assert "Share of each term in the gradient, focused edges: 33.3\xa0%" in note["text"]
 
 
 def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
@@ -92,9 +93,9 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert tiles["title"] == "Validation after epoch 1, the best, by boundary F1, 1 px"
     scores = "boundary F1, 1 px", "mean IoU", "boundary IoU"
     assert [(name, value) for name, value, _ in tiles["values"]] == [
-        *zip(scores, ("62.0%", "35.0%", "17.5%"), strict=True)
+        *zip(scores, ("62.0\xa0%", "35.0\xa0%", "17.5\xa0%"), strict=True)
     ]
-    after = "epoch 3: 60.0% (−2.0)", "epoch 3: 42.0% (+7.0)", "epoch 3: 21.0% (+3.5)"
+    after = "epoch 3: 60.0\xa0% (−2.0)", "epoch 3: 42.0\xa0% (+7.0)", "epoch 3: 21.0\xa0% (+3.5)"
     assert [tiles["changes"][name]["text"] for name in scores] == [*after]
     assert [tiles["changes"][name]["tone"] for name in scores] == ["worse", "better", "better"]
     assert {curve["best"] for part in parts_of(page, "curves") for curve in part["curves"]} == {1}
@@ -150,28 +151,32 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
         "4 epochs · 0:02:40 of training · 12.5 images per second · 2 steps skipped, not finite"
     ]
     assert texts("header h2") == ["Validation after epoch 2, the best, by mean IoU"]
-    assert texts("header dd:not(.what)") == ["75.0% epoch 4: 40.0% (−35.0)", "37.5% epoch 4: 20.0% (−17.5)"]
+    assert texts("header dd:not(.what)") == [
+        "75.0\xa0% epoch 4: 40.0\xa0% (−35.0)",
+        "37.5\xa0% epoch 4: 20.0\xa0% (−17.5)",
+    ]
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     assert texts(".curves h3") == ["IoU", "Loss", *TERMS, "Learning rate"]
     assert texts(".curves svg .best + text") == ["best"] * 5
-    assert len(texts(".curves path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
+    assert len(texts(".curves [role=img] path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
     assert texts(".curves li")[2] == "training, mean of the steps 0.25"
-    script = "return [...findAll('.curves svg')[2].querySelectorAll('path[style]')].map((one) => one.getBBox().height)"
+    script = "return findAll('path[style]', findAll('.curves [role=img]')[2]).map((one) => one.getBBox().height)"
     heights = page.execute_script(script)
     assert min(heights) > max(heights) / 4  # a small term is not flattened by a large one
-    page.find_elements("css selector", ".curves svg")[1].send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert texts(".curves li")[2] == "training, mean of the steps 0.5 in epoch 2"
+    page.find_elements("css selector", ".curves [role=img]")[1].send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert texts(".curves li")[2] == "training, mean of the steps 0.5"
+    assert texts(".when")[:2] == ["epoch 4, the last:", "epoch 2, the best:"]
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
     assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 1 px"]
     rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
     assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
-    assert rows[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
-    assert rows[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
+    assert rows[0, 1].tolist() == [CLASSES[1], "76.0\xa0%", "–", "75.0\xa0%"]
+    assert rows[1, 3].tolist() == ["mean", "40.0\xa0%", "20.0\xa0%", "–"]
 
     assert texts(".figures figcaption")[2] == "prediction"
-    figures = shown[0][1].figures
-    line = f"edge loss {figures['edge']:#.4g} · cross-entropy {figures['cross_entropy']:#.4g} · mean IoU "
-    assert texts("h3:has(+ .figures)")[0] == f"{HOSTILE} epoch 4 · {line}{figures['mean_iou']:.1%}"
+    figures = shown_figures(shown[0][1].figures)
+    line = " · ".join(f"{name} {figures[name]}" for name in ("edge loss", "cross-entropy", "mean IoU"))
+    assert texts("h3:has(+ .figures)")[0] == f"{HOSTILE} epoch 4 · {line}"
     assert "epochs: 4" in texts("pre")[0]
     widths = page.execute_script("return findAll('.figures img').map((one) => one.naturalWidth)")
     assert set(widths) == {24}

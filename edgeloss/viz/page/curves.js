@@ -1,5 +1,6 @@
 // Curves over the epochs of a run; the values of an epoch are shown under the pointer, or by the arrow keys.
 
+const DASHES = ["none", "8 5", "0.1 5", "10 5 0.1 5"]; // tell curves apart without their colors
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [196, 46, 12, 14, 22];
 
 // Round steps, about four of them, from 0 or from the lowest value where 0 is far.
@@ -21,9 +22,11 @@ const logTicksOf = (low, high) => {
   return all.slice(first, Math.max(last, first + 1) + 1);
 };
 
-// A line that is interrupted where there is no value.
+// A line that is interrupted where there is no value; a value between two gaps is a dot.
 const pathOf = (xs, ys) =>
-  ys.map((y, k) => (y === null ? "" : `${k && ys[k - 1] !== null ? "L" : "M"}${xs[k].toFixed(1)} ${y.toFixed(1)}`)).join("");
+  ys.map((y, k) => (y === null ? "" : `${k && ys[k - 1] !== null ? "L" : "M"}${xs[k].toFixed(1)} ${y.toFixed(1)}h.01`)).join("");
+
+const lineOf = (k) => `stroke: var(--series-${k}); stroke-dasharray: ${DASHES[k]}`;
 
 const drawCurves = (card, { title, about, share, log, epochs, best, series }) => {
   const drawn = (value) => value !== null && (!log || value > 0);
@@ -43,6 +46,7 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
   chart.setAttribute("aria-label", `${title} by epoch: ${names.join("; ")}`);
   const now = svg("path", { class: "now" });
   const entries = series.map(() => element("li"));
+  const when = text("span", "", "when");
 
   // Drawn in the width that it is shown in: its text has one size.
   let [width, xs] = [0, []];
@@ -65,10 +69,7 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
       chart.append(svg("path", { class: "best", d: `M${across(best)} ${TOP}V${HEIGHT - BOTTOM}` }), label("best", across(best), TOP - 3, anchor));
     }
     series.forEach((one, k) => {
-      const ys = one.values.map(up);
-      chart.append(svg("path", { d: pathOf(xs, ys), style: `stroke: var(--series-${k})` }));
-      if (epochs.length < 40)
-        ys.forEach((y, at) => y !== null && chart.append(svg("circle", { cx: xs[at], cy: y, r: 2.2, style: `fill: var(--series-${k})` })));
+      chart.append(svg("path", { d: pathOf(xs, one.values.map(up)), style: lineOf(k) }));
     });
     chart.append(now);
   };
@@ -79,10 +80,11 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
   const show = (index, moved = true) => {
     at = limited(index, 0, epochs.length - 1);
     now.setAttribute("d", moved ? `M${xs[at]} ${TOP}V${HEIGHT - BOTTOM}` : "");
+    const which = [epochs[at] === best && "the best", epochs[at] === last && "the last"].filter(Boolean).join(" and ");
+    when.textContent = `epoch ${epochs[at]}${which && `, ${which}`}:`;
     series.forEach(({ name, values: all }, k) => {
-      const line = element("i");
-      line.style.borderColor = `var(--series-${k})`;
-      entries[k].replaceChildren(line, `${name} ${shown(all[at])}${moved ? ` in epoch ${epochs[at]}` : ""}`);
+      const line = svg("svg", { class: "stroke", viewBox: "0 0 28 4", "aria-hidden": "true" }, svg("path", { d: "M1 2H27", style: lineOf(k) }));
+      entries[k].replaceChildren(line, `${name} ${shown(all[at])}`);
     });
   };
   show(at, false);
@@ -98,14 +100,14 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
     event.preventDefault();
     show(at + step);
   });
-  card.append(text("h3", title), text("p", about, "hint"), element("ul", {}, ...entries), chart);
+  card.append(text("h3", title), text("p", about, "hint"), when, element("ul", {}, ...entries), chart);
 };
 
-parts.curves = ({ title, curves }) => {
+parts.curves = ({ title, curves, notes }) => {
   const cards = curves.map((curve) => {
     const card = element("div", { className: "card" });
     drawCurves(card, curve);
     return card;
   });
-  return [element("section", {}, text("h2", title, "section"), element("div", { className: "curves rows filled" }, ...cards))];
+  return [element("section", {}, text("h2", title, "section"), element("div", { className: "curves rows filled" }, ...cards), foldedOf("What these figures mean", notesOf(notes)))];
 };

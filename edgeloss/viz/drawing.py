@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -10,15 +11,19 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 import numpy.typing as npt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from edgeloss.viz.coloring import CMAP, Color, ColoredMap, map_to_rgb
+from edgeloss.viz.coloring import CMAP, Color, ColoredMap, map_to_rgb, power_of_ten
 from edgeloss.viz.palette import LOUD
 
 # Lengths in inches.
@@ -30,19 +35,25 @@ _TITLE = 0.28
 _BAR = 0.08  # height of a color bar
 _BAR_GAP = 0.05  # between a picture and its color bar
 _BELOW_MAP = _BAR_GAP + _BAR + 0.16  # with the numbers below a color bar
-_UNIT = 0.27  # right of a color bar
+_UNIT = 0.45  # right of a color bar
 _LINES_FROM = 0.012  # size of a pixel of a map that leaves room for contours
 _NARROWEST = 1.4  # width of a picture that its caption fits
 NARROWEST_FIGURE = _NARROWEST + 2 * _MARGIN
-_TITLE_LETTER = 0.1  # width of a letter of the title, rounded up
-_CAPTION_LETTER = 0.05  # of a caption
-_KEY_LETTER = 0.062  # of the key
 _KEY_LINE = 0.16  # height of a line of the key
-_SWATCH = 0.29  # width of a colored box of the key with the space around it
+_SWATCH = 0.3  # width of a colored box of the key with the space around it
+_KEY_SIZE = 7  # points
 _DPI = 200
 
 Box = tuple[float, float, float, float]  # left, bottom, width, height
 _Array = npt.NDArray[Any]
+
+
+class KeyEntry(NamedTuple):
+    """A name of the key, and the color of the box or line before it."""
+
+    name: str
+    color: Color
+    is_line: bool = False
 
 
 class Picture(NamedTuple):
@@ -70,7 +81,7 @@ class Picture(NamedTuple):
 def draw_figure(
     blocks: Sequence[Sequence[Picture]],
     shape: tuple[int, ...],
-    key: Sequence[tuple[str, Color]],
+    key: Sequence[KeyEntry],
     *,
     title: str | None = None,
     width: float | None = None,
@@ -80,13 +91,13 @@ def draw_figure(
     Args:
         blocks: each with as many pictures, in a grid.
         shape: (H, W), the pixels of a picture.
-        key: names and their colors.
+        key: what the colors mean.
         title: one line above the pictures.
         width: of the figure in inches; None adapts it to the shape.
     """
     maps = [isinstance(picture.content, ColoredMap) for picture in blocks[0]]
-    letters = [len(name) for name, _ in key]
-    width, height, boxes, columns = _layout(shape, len(blocks), maps, letters, titled=title is not None, width=width)
+    names = [_SWATCH + text_width(one.name, _KEY_SIZE) for one in key]
+    width, height, boxes, places = _layout(shape, len(blocks), maps, names, titled=title is not None, width=width)
     figure = TextFigure(figsize=(width, height), dpi=_DPI)
     for picture, box in zip([picture for block in blocks for picture in block], boxes, strict=True):
         axes = _add_axes(figure, box, shape, picture)
@@ -100,10 +111,11 @@ def draw_figure(
         if picture.marked is not None:
             _mark(axes, picture.marked)
     if title is not None:
-        size = 10 * min((width - 2 * _MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
+        size = _fitted(title, 10, width - 2 * _MARGIN, weight="bold")
         place = _MARGIN / width, 1 - _MARGIN / height
         figure.text(*place, title, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
-    _add_key(figure, key, columns, (_MARGIN / width, _MARGIN / height))
+    for one, (x, y) in zip(key, places, strict=True):
+        _add_to_key(figure, one, (x / width, y / height))
     return figure
 
 
@@ -111,15 +123,15 @@ def draw_figure(
 
 
 def _layout(
-    shape: tuple[int, ...], blocks: int, maps: list[bool], letters: list[int], *, titled: bool, width: float | None
-) -> tuple[float, float, list[Box], int]:
-    """Return the size of a figure, the places of its pictures, with bars below the maps, and the columns of its key.
+    shape: tuple[int, ...], blocks: int, maps: list[bool], names: list[float], *, titled: bool, width: float | None
+) -> tuple[float, float, list[Box], list[tuple[float, float]]]:
+    """Return the size of a figure, the places of its pictures, with bars below the maps, and of its key.
 
     Args:
         shape: (H, W).
         blocks: how many there are.
         maps: whether each picture of a block is a map.
-        letters: the lengths of the names in the key.
+        names: the widths of the names in the key.
         titled: reserve a line at the top.
         width: of the figure; None chooses one.
     """
@@ -135,7 +147,9 @@ def _layout(
     tops = np.cumsum(
         [0.0, *(h + high + _GAP + _BELOW_MAP * row for h, row in zip(heads, rows, strict=True))]
     )  # downwards
-    key_columns, lines = _key_columns(letters, full - 2 * _MARGIN)
+    key = _flow(names, full - 2 * _MARGIN)
+    lines = 1 + max((line for _, line in key), default=-1)
+    entries = [(_MARGIN + x, _MARGIN + (lines - 1 - line) * _KEY_LINE) for x, line in key]
     top = _MARGIN + lines * _KEY_LINE + blocks * float(tops[-1])
     boxes = [
         (
@@ -147,7 +161,7 @@ def _layout(
         for block in range(blocks)
         for row, column in places
     ]
-    return full, top + _TITLE * titled + _MARGIN / 2, boxes, key_columns
+    return full, top + _TITLE * titled + _MARGIN / 2, boxes, entries
 
 
 def _places(maps: list[bool], columns: int) -> tuple[list[tuple[int, int]], list[bool]]:
@@ -182,13 +196,34 @@ def _picture_width(size: Sequence[int], aspect: float, columns: int) -> float:
     return min(max(math.sqrt(area / aspect), 1.8), max(13 / columns, 1.8), 5.5)
 
 
-def _key_columns(letters: list[int], width: float) -> tuple[int, int]:
-    """Return how many names of these lengths stand side by side, and on how many lines."""
-    for columns in range(len(letters), 1, -1):
-        parts = np.array_split(letters, columns)  # as a legend arranges them, column by column
-        if columns * _SWATCH + _KEY_LETTER * sum(max(part) for part in parts) < width:
-            return columns, math.ceil(len(letters) / columns)
-    return 1, len(letters)
+def _flow(widths: list[float], room: float) -> list[tuple[float, int]]:
+    """Return where names of these widths begin, and on which line: side by side, as many as a line has room for.
+
+    Example:
+        >>> _flow([1.0, 1.5, 2.0], 3.0)
+        [(0.0, 0), (1.0, 0), (0.0, 1)]
+    """
+    places: list[tuple[float, int]] = []
+    x, line = 0.0, 0
+    for width in widths:
+        if x and x + width > room:
+            x, line = 0.0, line + 1
+        places.append((x, line))
+        x += width
+    return places
+
+
+@functools.lru_cache
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """Return the width of a line of text in inches; a "$" is a dollar sign."""
+    font = FontProperties(size=size, weight=weight)
+    width, *_ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(1.04 * width / 72)  # fonts fitted to dots are a little wider
+
+
+def _fitted(text: str, size: float, room: float, weight: str = "normal") -> float:
+    """Return the size of text that is at most as wide as there is room."""
+    return size * room / max(text_width(text, size, weight), room)
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
@@ -236,7 +271,7 @@ def _add_axes(figure: Figure, box: Box, shape: tuple[int, ...], picture: Picture
     about = picture.content.kind.about if isinstance(picture.content, ColoredMap) else ""
     axes.set_title(picture.name, loc="left", size=8.5, weight="bold", pad=13 + 72 * _ABOUT * bool(about))
     for text, up in ((picture.stats, 3.0), (about, 3 + 72 * _ABOUT)):
-        size = 7 * min(box[2] / (_CAPTION_LETTER * max(len(text), 1)), 1.0)  # small enough for the width of the picture
+        size = _fitted(text, 7, box[2])
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
         if text:
             axes.annotate(text, (0, 1), (0, up), size=size, **place)
@@ -304,7 +339,7 @@ def _add_color_bar(figure: Figure, box: Box, drawn: AxesImage, colored: ColoredM
         extend=colored.extend,
         extendfrac=_BAR / wide,
         ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], integer=colored.kind.log, min_n_ticks=1 if steps < 3 else 2),
-        format=FuncFormatter(lambda x, _: _power_of_ten(x) if colored.kind.log else f"{x:.3g}"),
+        format=FuncFormatter(lambda x, _: power_of_ten(x) if colored.kind.log else f"{x:.3g}"),
     )
     bar.outline.set(linewidth=0.5, edgecolor="0.4")
     axes.tick_params(labelsize=6.5, length=2, width=0.5, pad=1.5)
@@ -312,37 +347,28 @@ def _add_color_bar(figure: Figure, box: Box, drawn: AxesImage, colored: ColoredM
     axes.annotate(colored.kind.unit, unit, xycoords="figure fraction", va="center", size=6.5, annotation_clip=False)
 
 
-def _power_of_ten(exponent: float) -> str:
-    """Return a power of ten as text, which a formula would not be in a file of vectors.
-
-    Example:
-        >>> _power_of_ten(-12.0)
-        '10⁻¹²'
-    """
-    return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def _add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, corner: tuple[float, float]) -> None:
-    """Add names and their colors, with the lower left corner at a place of the figure; a "$" is a dollar sign."""
+def _add_to_key(figure: Figure, entry: KeyEntry, corner: tuple[float, float]) -> None:
+    """Add a name and its color, with the lower left corner at a place of the figure; a "$" is a dollar sign."""
+    if entry.is_line:
+        handle: Artist = Line2D([], [], color=entry.color, linewidth=1)
+    else:
+        handle = Patch(facecolor=entry.color, edgecolor="0.4", linewidth=0.4)
     legend = figure.legend(
-        [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in entries],
-        ["name"] * len(entries),
+        [handle],
+        ["name"],
         loc="lower left",
         bbox_to_anchor=corner,
-        ncols=columns,
-        fontsize=7,
+        fontsize=_KEY_SIZE,
         frameon=False,
         borderaxespad=0,
         borderpad=0,
         handlelength=1,
         handleheight=1,
         handletextpad=0.5,
-        labelspacing=0.45,
-        columnspacing=1.2,
     )
-    for text, (name, _) in zip(legend.get_texts(), entries, strict=True):
-        text.set_parse_math(False)
-        text.set_text(name)  # as a label, a name like _background_ would be dropped by Matplotlib before 3.10
+    (text,) = legend.get_texts()
+    text.set_parse_math(False)
+    text.set_text(entry.name)  # as a label, a name like _background_ would be dropped by Matplotlib before 3.10
 
 
 class TextFigure(Figure):

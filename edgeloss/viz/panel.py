@@ -13,7 +13,8 @@ from edgeloss._checks.options import EDGE_TERMS
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.arrays import Arrays, compute_arrays, gradient_norm
 from edgeloss.viz.coloring import (
-    Color,
+    CLIP,
+    CMAP,
     ColoredMap,
     Look,
     color_layer,
@@ -22,7 +23,7 @@ from edgeloss.viz.coloring import (
     picture_of_labels,
     read_look,
 )
-from edgeloss.viz.drawing import NARROWEST_FIGURE, Picture, TextFigure, draw_figure, find_borders
+from edgeloss.viz.drawing import NARROWEST_FIGURE, KeyEntry, Picture, TextFigure, draw_figure, find_borders
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import shown
 
@@ -123,7 +124,9 @@ def draw_panel(
         if names is not None:
             pictures[0] = pictures[0]._replace(stats=f"{names[index]} · {pictures[0].stats}")
         blocks.append(pictures + [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps])
-    return draw_figure(blocks, arrays.target.shape[1:], _key(arrays, maps, look), title=look.title, width=width)
+    return draw_figure(
+        blocks, arrays.target.shape[1:], _key(arrays, maps, look, contours=contours), title=look.title, width=width
+    )
 
 
 def _pictures_of_labels(
@@ -133,10 +136,10 @@ def _pictures_of_labels(
     valid = truth >= 0
     height, width = truth.shape
     occurring = len(np.unique(truth[valid]))
-    ignored = shown(np.mean(~valid), ".1%")
+    ignored = shown(float(np.mean(~valid)), ".1%")
     stats = f"{occurring} class{'es' * (occurring != 1)}{'' if valid.all() else f' · {ignored} ignored'}"
     is_wrong = prediction[valid] != truth[valid]
-    share = is_wrong.mean() if valid.any() else np.nan
+    share = float(is_wrong.mean()) if valid.any() else np.nan
     right = f"{shown(1 - share, '.1%')} right" if valid.any() else "all ignored"
     wrong = f"{is_wrong.sum():,} pixels wrong, {shown(share, '.1%')}" if valid.any() else "all ignored"
     predicted = picture_of_labels(prediction, colors, LOUD)
@@ -150,7 +153,7 @@ def _pictures_of_labels(
     ]
 
 
-def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look) -> list[tuple[str, Color]]:
+def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look, *, contours: bool) -> list[KeyEntry]:
     """Return the names and colors that occur, of very many classes those with the most pixels."""
     labels = np.concatenate([arrays.target.ravel(), arrays.prediction.ravel()])
     counts = np.bincount(labels[labels >= 0], minlength=arrays.classes)
@@ -162,6 +165,7 @@ def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look) -> list[tuple[s
         ("right", RIGHT, look.images is None and not wrong.all()),
         ("wrong", WRONG, wrong.any()),
         ("ignored", VOID, (arrays.target < 0).any()),
+        (f"at least the {CLIP}th percentile", CMAP(1.0)[:3], any(colored.is_clipped for colored in maps)),
         ("no edge, zero gradient", NOTHING, any(colored.nothing.any() for colored in maps)),
         (
             "not finite",
@@ -169,8 +173,9 @@ def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look) -> list[tuple[s
             (arrays.prediction < 0).any() or any("not finite" in line for colored in maps for line in colored.stats),
         ),
     ]
-    key: list[tuple[str, Color]] = [(look.names[label], tuple(look.colors[label])) for label in most]
-    return key + [(name, color) for name, color, occurs in special if occurs]
+    key = [KeyEntry(look.names[label], tuple(look.colors[label])) for label in most]
+    key += [KeyEntry(name, color) for name, color, occurs in special if occurs]
+    return [*key, KeyEntry("true borders", (0.0, 0.0, 0.0), is_line=True)] if contours else key
 
 
 # ------------------------------------------------------------------------------------------- the gradient of any loss
@@ -213,10 +218,11 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
     pictures = [Picture(name, drawn.stats[index], drawn, index) for index, name in enumerate(names)]
     special = [
         ("ignored", VOID, drawn.void.any()),
+        (f"at least the {CLIP}th percentile", CMAP(1.0)[:3], drawn.is_clipped),
         ("zero gradient", NOTHING, drawn.nothing.any()),
         ("not finite", LOUD, not np.isfinite(drawn.raw).all()),
     ]
-    key = [(name, color) for name, color, occurs in special if occurs]
+    key = [KeyEntry(name, color) for name, color, occurs in special if occurs]
     return draw_figure([pictures], drawn.raw.shape[1:], key, title=title)
 
 

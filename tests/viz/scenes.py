@@ -70,6 +70,11 @@ def drawn(axes: Axes) -> np.ma.MaskedArray[Any, Any]:
     return np.ma.asarray(axes.images[0].get_array())
 
 
+def key_of(figure: Figure) -> list[str]:
+    """Return the names of the key."""
+    return [legend.get_texts()[0].get_text() for legend in figure.legends]
+
+
 def caption(axes: Axes) -> str:
     return axes.texts[0].get_text()
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from scenes import examined, patches, scene
+from scenes import examined, key_of, patches, scene
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
@@ -99,7 +99,7 @@ def test_binary_is_the_two_class_case() -> None:
     np.testing.assert_array_equal(one.prediction, two.prediction)
     for name in ("cross_entropy", "edge"):
         np.testing.assert_allclose(one.maps[name], two.maps[name], rtol=1e-5)
-    names = [text.get_text() for text in panel(logit, target, class_names=["ground", "box"]).legends[0].get_texts()]
+    names = key_of(panel(logit, target, class_names=["ground", "box"]))
     assert names[:2] == ["ground", "box"]
 
 

@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import to_rgb
 from PIL import Image
-from scenes import BLACK, GRAY, MAGENTA, MAPS, PICTURES, caption, color_at, drawn, pictures, render, scene
+from scenes import BLACK, GRAY, MAGENTA, MAPS, PICTURES, caption, color_at, drawn, key_of, pictures, render, scene
 
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.viz import compute_arrays, distinct_colors, panel, report
 from edgeloss.viz.arrays import read_scene
-from edgeloss.viz.coloring import color_bytes
+from edgeloss.viz.coloring import color_bytes, shown_number
 from edgeloss.viz.drawing import find_borders
 from edgeloss.viz.palette import RIGHT, VOID, WRONG
+from edgeloss.viz.scores import shown
 
 # Linear sRGB as seen without the long or the middle cones (Viénot, Brettel & Mollon 1999).
 PROTANOPE = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
@@ -70,9 +71,9 @@ def test_maps_are_those_of_the_loss() -> None:
     gradient = drawn(axes["|gradient|"])
     np.testing.assert_allclose(10 ** gradient[valid], leaf.grad.norm(dim=1)[0][valid], rtol=1e-5)
     ce = maps.cross_entropy[0][valid]
-    assert caption(axes["cross-entropy"]) == f"mean {ce.double().mean():.3g} · max {ce.max():.3g}"
+    assert caption(axes["cross-entropy"]) == f"mean {shown_number(ce.double().mean())} · max {shown_number(ce.max())}"
     edge = maps.edge[maps.edge_mask]
-    assert caption(axes["edge map"]) == f"mean {edge.double().mean():.3g} · max {edge.max():.3g}"
+    assert caption(axes["edge map"]) == f"mean {shown_number(edge.double().mean())} · max {shown_number(edge.max())}"
 
 
 def test_labels_have_their_colors_and_names() -> None:
@@ -86,14 +87,14 @@ def test_labels_have_their_colors_and_names() -> None:
     labels = target[0].where(target[0] >= 0, torch.tensor(5))
     np.testing.assert_array_equal(drawn(axes["ground truth"]), color_bytes(colors)[labels])
     np.testing.assert_array_equal(drawn(axes["prediction"]), color_bytes(colors)[logits[0].argmax(0)])
-    shown = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert shown == {"sky", "_road_", "tree", "sign", "right", "wrong", "ignored", "no edge, zero gradient"}
+    special = ["right", "wrong", "ignored", "at least the 99.5th percentile", "no edge, zero gradient", "true borders"]
+    assert key_of(figure) == ["sky", "_road_", "tree", "sign", *special]
 
     valid = target[0] >= 0
     right = (logits[0].argmax(0) == target[0])[valid].float().mean()
-    assert caption(axes["prediction"]) == f"{right:.1%} right"
+    assert caption(axes["prediction"]) == f"{shown(right, '.1%')} right"
     present = len(target.unique()) - 1
-    assert caption(axes["ground truth"]) == f"{present} classes · {1 / 12:.1%} ignored"
+    assert caption(axes["ground truth"]) == f"{present} classes · {shown(1 / 12, '.1%')} ignored"
 
 
 def test_integer_palettes_are_of_255() -> None:
@@ -142,13 +143,13 @@ def test_non_finite_values_are_magenta_and_counted(size: int) -> None:
     assert color_at(paper, axes["prediction"], other, column) != MAGENTA  # the first of equal logits is the class
     assert "not finite" in caption(axes["cross-entropy"])
     assert "not finite" not in caption(axes["edge map"])
-    assert "not finite" in {text.get_text() for text in figure.legends[0].get_texts()}
+    assert "not finite" in key_of(figure)
 
 
 def test_finite_values_are_not_magenta() -> None:
     figure = panel(*scene())
     assert not (render(figure) == MAGENTA).all(-1).any()
-    assert "not finite" not in {text.get_text() for text in figure.legends[0].get_texts()}
+    assert "not finite" not in key_of(figure)
     with Image.open(io.BytesIO(figure._repr_png_())) as picture:  # as a notebook displays it, without pyplot
         assert picture.size == tuple(round(side) for side in figure.get_size_inches() * figure.dpi)
 
@@ -157,7 +158,7 @@ def test_means_leave_out_non_finite_values() -> None:
     logits, target = scene()
     expected = float(F.cross_entropy(logits, target, reduction="none")[0, 1:-1].mean())
     logits[0, :, 0] = float("nan")
-    assert caption(pictures(panel(logits, target))["cross-entropy"]).startswith(f"mean {expected:.3g} ·")
+    assert caption(pictures(panel(logits, target))["cross-entropy"]).startswith(f"mean {shown_number(expected)} ·")
 
 
 def test_zero_gradient_differs_from_a_small_one() -> None:
@@ -187,7 +188,8 @@ def test_captions_errors_and_contours_with_and_without_an_image() -> None:
     assert lines == ["image", "prediction", *MAPS]
     assert not any(axes.collections for axes in pictures(figures[1]).values())
     with_image, without = (pictures(figure)["errors"] for figure in figures)
-    assert caption(without) == caption(with_image) == f"{wrong.sum()} pixels wrong"
+    share = shown(wrong.sum() / (target >= 0).sum().item(), ".1%")
+    assert caption(without) == caption(with_image) == f"{wrong.sum()} pixels wrong, {share}"
     rest = ~wrong & (target[0] >= 0).numpy()
     for axes, right in ((with_image, (0.5, 0.5, 0.5)), (without, RIGHT)):
         for pixels, color in ((wrong, WRONG), (rest, right), (target[0] < 0, VOID)):
@@ -241,7 +243,7 @@ def test_the_key_of_very_many_classes_names_the_largest() -> None:
     target[:, 50] = 99
     target[:, 60] = -100  # class 60 is predicted, and smaller than the others
     logits = torch.nn.functional.one_hot(torch.arange(300).remainder(100).expand(100, -1)[:, :100], 300)
-    names = [text.get_text() for text in panel(logits.permute(2, 0, 1) * 1.0, target).legends[0].get_texts()]
+    names = key_of(panel(logits.permute(2, 0, 1) * 1.0, target))
     assert names[:39] == [str(k) for k in range(39)]
     assert names[39:41] == ["99", "and 60 more"]
 

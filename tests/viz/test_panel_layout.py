@@ -21,7 +21,11 @@ def boxes(figure: Figure) -> list[Bbox]:
         texts += [child for child in axes.get_children() if isinstance(child, Text) and child.get_text()]
         texts += [text for x, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if low <= x <= high]
     extents = [text.get_window_extent() for text in texts]
-    return [axes.get_window_extent() for axes in figure.axes] + extents + [figure.legends[0].get_window_extent()]
+    return (
+        [axes.get_window_extent() for axes in figure.axes]
+        + extents
+        + [one.get_window_extent() for one in figure.legends]
+    )
 
 
 # What is drawn depends on the ratio of the sides alone, and takes longer for more pixels.

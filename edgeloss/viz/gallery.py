@@ -359,7 +359,7 @@ def _change_colors(change: _Array) -> Rgb:
     strength = np.minimum(np.sqrt(np.abs(change) / _MOST_CHANGE), 1)  # small changes are seen, too
     colors = np.empty((*change.shape, 4), np.uint8)
     colors[..., :3] = np.where(change[..., None] < 0, color_bytes(_LESS), color_bytes(_MORE))
-    colors[..., 3] = np.rint(15 * (change != 0) + 240 * strength).astype(int) // 5 * 5  # few enough for a palette
+    colors[..., 3] = np.rint(90 * (change != 0) + 165 * strength).astype(int) // 5 * 5  # few enough for a palette
     return colors
 
 

@@ -23,6 +23,7 @@ from edgeloss.viz.arrays import read_scene
 from edgeloss.viz.coloring import color_bytes, shown_number
 from edgeloss.viz.drawing import find_borders
 from edgeloss.viz.palette import RIGHT, VOID, WRONG
+from edgeloss.viz.panel import gradient_figure
 from edgeloss.viz.scores import shown
 
 # Linear sRGB as seen without the long or the middle cones (Viénot, Brettel & Mollon 1999).
@@ -87,7 +88,7 @@ def test_labels_have_their_colors_and_names() -> None:
     labels = target[0].where(target[0] >= 0, torch.tensor(5))
     np.testing.assert_array_equal(drawn(axes["ground truth"]), color_bytes(colors)[labels])
     np.testing.assert_array_equal(drawn(axes["prediction"]), color_bytes(colors)[logits[0].argmax(0)])
-    special = ["right", "wrong", "ignored", "at least the 99.5th percentile", "no edge, zero gradient", "true borders"]
+    special = ["right", "wrong", "ignored", "no edge, zero gradient", "true borders"]
     assert key_of(figure) == ["sky", "_road_", "tree", "sign", *special]
 
     valid = target[0] >= 0
@@ -201,7 +202,9 @@ def test_bars_have_units() -> None:
     axes = pictures(panel(*scene(), terms=True, criterion=criterion))
     bars = {name: one.images[0].colorbar for name, one in axes.items() if one.images[0].colorbar is not None}
     units = {name: bar.ax.texts[0].get_text() for name, bar in bars.items()}
-    assert units == dict.fromkeys(("cross-entropy", "edge map", "same side", "other side"), "nats") | {"|gradient|": ""}
+    assert units == dict.fromkeys(("cross-entropy", "edge map", "same side", "other side"), "nats") | {
+        "|gradient|": "per logit"
+    }
     numbers = [text.get_text() for text in bars["|gradient|"].ax.get_xticklabels()]
     assert all(re.fullmatch("10⁻[⁰¹²³⁴⁵⁶⁷⁸⁹]+", number) for number in numbers)
 
@@ -236,6 +239,13 @@ def test_text_in_a_file_of_vectors_is_text(suffix: str) -> None:
     else:
         assert b"/Type3" not in file.getvalue()
         assert b"/CIDFontType2" in file.getvalue()
+
+
+def test_the_key_says_where_colors_are_clipped() -> None:
+    gradient = torch.ones(1, 2, 32, 32)
+    assert key_of(gradient_figure(gradient)) == []
+    gradient[0, 0, 0, :2] = 100  # of 1024 pixels
+    assert key_of(gradient_figure(gradient)) == ["at least the 99.5th percentile"]
 
 
 def test_the_key_of_very_many_classes_names_the_largest() -> None:

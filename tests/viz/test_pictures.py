@@ -34,11 +34,11 @@ def test_a_smaller_picture_has_pixels_of_the_larger_one() -> None:
     row = np.arange(90, dtype=np.uint8)
     pixels = np.stack(np.broadcast_arrays(row, row[:60, None], 7), -1).astype(np.uint8)
     made = picture(pixels, 30, "a caption", base="gray")
-    assert (made["caption"], made["base"], made["size"]) == ("a caption", "gray", [30, 20])
+    assert (made["caption"], made["base"], made["size"]) == ("a caption", "gray", (30, 20))
     small = decoded(base64.b64decode(made["source"].partition(",")[2]))
     np.testing.assert_array_equal(small[..., 0], np.tile(row[1::3], (20, 1)))
     np.testing.assert_array_equal(small[..., 1], np.tile(row[1:60:3, None], (1, 30)))
-    assert picture(pixels, 400, "")["size"] == [90, 60]  # never larger
+    assert picture(pixels, 400, "")["size"] == (90, 60)  # never larger
 
 
 def test_errors_are_marked_over_a_photograph_and_without_one() -> None:

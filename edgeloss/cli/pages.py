@@ -96,11 +96,13 @@ def _write_page(
     suffix = output.suffix.lower()
     case = reader.read(files)
     examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
-    title, arrays = printable(f"{case.name} · {network_name(options.pred)}"), stack_arrays(examined)
+    # A report says below its title what was read, a picture has no other place for it.
+    about = network_name(options.pred) if suffix == ".html" else case.interpretation
+    title, arrays = printable(f"{case.name} · {about}"), stack_arrays(examined)
     look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
     if suffix == ".html":
-        about = printable(case.interpretation)
-        page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said, about=about)
+        read = printable(case.interpretation)
+        page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said, about=read)
         content = page.encode()
     else:
         said("drawing")

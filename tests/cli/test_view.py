@@ -30,7 +30,7 @@ def test_view_draws_the_panel(run: Run, folder: Path) -> None:
         assert (ran.code, ran.out) == (0, "")
         assert re.fullmatch(wrote(folder / "panel.svg"), ran.err)
         shown.append((folder / "panel.svg").read_text("utf-8"))
-    assert all("pred: logits of 12 × 16 pixels, upsampled" in one and f"{H} × {W} pixels" in one for one in shown)
+    assert all("pred · logits of 16 × 12 pixels, upsampled" in one and f"{W} × {H} pixels" in one for one in shown)
     assert ["same side" in one for one in shown] == [False, False, True]
     assert ['width="237.6pt"' in one for one in shown] == [False, False, True]
     assert shown[0].count("<image") > shown[1].count("<image")  # borders are images, too
@@ -97,7 +97,8 @@ def test_view_writes_a_report(run: Run, folder: Path) -> None:
     assert run("view", *arguments(folder, "<b>$x$.npy"), "-o", folder / "report.html").code == 0
     page = (folder / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
-    assert "&lt;b&gt;$x$: logits of 12 × 16 pixels, upsampled" in page
+    assert f"&lt;b&gt;$x$ · {folder.name}" in page
+    assert "12 pixels, upsampled" in page
     assert "<b>$x$" not in page
 
 
@@ -149,8 +150,8 @@ def test_a_slice_of_a_volume_is_an_image(run: Run, tmp_path: Path) -> None:
     assert 1 > json.loads(ran.out)["pixel_accuracy"] > 0.99
     assert "slice 3" in json.loads(ran.out)["prediction"]
     picture = (tmp_path / "p.svg").read_text("utf-8")
-    assert "pred: logits, slice 3" in picture
-    assert "slice 3 · 20 × 24 pixels" in picture
+    assert "pred · logits, slice 3" in picture
+    assert "slice 3 · 24 × 20 pixels" in picture
     assert run(*volume, "--slice", "2-4", "-o", tmp_path / "r.html").code == 0
     page = (tmp_path / "r.html").read_text("utf-8")
     assert [at for at in range(6) if f'"slice {at}"' in page] == [2, 3, 4]

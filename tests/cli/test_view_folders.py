@@ -62,7 +62,7 @@ def test_folders_give_pages_and_an_index(run: Run, folders: Path) -> None:
 
 def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[str, str]]) -> None:
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
-    assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits\n<!-- edgeloss view -->\n"
+    assert (folders / "pages" / "b.html").read_text("utf-8") == "b · preds\n<!-- edgeloss view -->\n"
     assert linked["b · preds"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
     assert links(folders / "pages")[0] == "./a.html"
 

@@ -49,7 +49,7 @@ def test_it_does_not_jump_while_it_unpacks(opened: Opened, sized: Sized, width: 
         new PerformanceObserver(add).observe({ type: "layout-shift", buffered: true });
         setTimeout(() => done(sum), 200);
     """
-    assert page.driver.execute_async_script(script) < 0.01  # 0.1 is called good
+    assert page.driver.execute_async_script(script) < 0.02  # a line that wraps; 0.1 is called good
 
 
 def test_keys_lead_to_the_next_image_and_page(opened: Opened) -> None:
@@ -189,7 +189,7 @@ def test_views_zoom_together_and_a_pixel_is_pinned(opened: Opened) -> None:
     for row, column in ((7, 9), (15, 30)):  # a click elsewhere pins that one
         page.point(1, row, column, click=True)
     body.send_keys(Keys.ESCAPE)
-    assert "Point at a pixel" in page.pixel_text()
+    assert "pixel to see its values" in page.pixel_text()
 
 
 def test_the_wheel_zooms_about_the_pointer_a_double_click_resets_and_a_drag_moves(opened: Opened) -> None:

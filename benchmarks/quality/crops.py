@@ -153,7 +153,7 @@ def draw_windows(
         title: above all.
     """
     from edgeloss.viz import distinct_colors
-    from edgeloss.viz.drawing import Picture, draw_figure, find_borders
+    from edgeloss.viz.drawing import KeyEntry, Picture, draw_figure, find_borders
     from edgeloss.viz.palette import VOID
 
     colors, names = np.vstack([distinct_colors(len(split.classes)), VOID]), [*split.classes, "void"]
@@ -174,5 +174,5 @@ def draw_windows(
             about = f"boundary F1 {100 * score:.0f} %{opening}{options}"
             block.append(Picture(name, about, colors[labels], **of_borders))
         blocks.append(block)
-    key = [(names[label], tuple(colors[label])) for label in sorted(present)]
+    key = [KeyEntry(names[label], tuple(colors[label])) for label in sorted(present)]
     return draw_figure(blocks, (chosen[0].size,) * 2, key, title=title)

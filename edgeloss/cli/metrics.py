@@ -72,7 +72,7 @@ def metrics(options: Namespace) -> int:
     elif form == "csv":
         text = _to_csv([*rows.items(), ("mean", mean)])
     else:
-        units = _units("volumes" if options.volumes else "images", mean, options.spacing)
+        units = _units(("volume" if options.volumes else "image") + "s" * (count != 1), mean, options.spacing)
         listed = _best_and_worst(rows)
         text = f"{count} {units}\n\n{_to_table([*listed.items(), ('mean', mean)])}"
         if len(rows) > len(listed):

@@ -104,7 +104,7 @@ def _marked(content: bytes, suffix: str, command: str) -> bytes:
 
 def _is_table(content: bytes) -> bool:
     """Return whether a file has scores in one of the formats of the command ``metrics``."""
-    begin = re.match(rb"\s*(class|\{|[0-9]+ (images|volumes); scores in %)", content)
+    begin = re.match(rb"\s*(class|\{|[0-9]+ (image|volume)s?; scores in %)", content)
     return bool(begin) and b"boundary" in content and b"iou" in content.lower()
 
 

@@ -42,18 +42,18 @@ def write(path: Path, values: Tensor) -> None:
 @pytest.mark.parametrize(
     ("suffix", "values", "interpretation"),
     [
-        (".npy", half_logits(), "logits of 12 × 16 pixels, upsampled"),
-        (".npy", half_logits()[None], "logits of 12 × 16 pixels, upsampled"),
-        (".npz", half_logits().half(), "logits of 12 × 16 pixels, upsampled"),
-        (".pt", half_logits().bfloat16().requires_grad_(), "logits of 12 × 16 pixels, upsampled"),
+        (".npy", half_logits(), "logits of 16 × 12 pixels, upsampled"),
+        (".npy", half_logits()[None], "logits of 16 × 12 pixels, upsampled"),
+        (".npz", half_logits().half(), "logits of 16 × 12 pixels, upsampled"),
+        (".pt", half_logits().bfloat16().requires_grad_(), "logits of 16 × 12 pixels, upsampled"),
         (".pt", torch.randn(C, H, W).double(), "logits"),
-        (".npy", half_logits().softmax(0), "probabilities of 12 × 16 pixels, upsampled"),
-        (".npy", half_logits().softmax(0).half(), "probabilities of 12 × 16 pixels, upsampled"),
-        (".pt", half_logits().softmax(0).bfloat16(), "probabilities of 12 × 16 pixels, upsampled"),
+        (".npy", half_logits().softmax(0), "probabilities of 16 × 12 pixels, upsampled"),
+        (".npy", half_logits().softmax(0).half(), "probabilities of 16 × 12 pixels, upsampled"),
+        (".pt", half_logits().softmax(0).bfloat16(), "probabilities of 16 × 12 pixels, upsampled"),
         (".npy", torch.ones(H, W).long(), "labels, as one-hot smoothed to 0.9"),
         (".pt", torch.ones(1, 1, H, W, dtype=torch.uint8), "labels, as one-hot smoothed to 0.9"),
         (".png", torch.ones(H, W), "labels, as one-hot smoothed to 0.9"),
-        (".png", torch.ones(H // 2, W // 2), "labels, as one-hot smoothed to 0.9 of 12 × 16 pixels, upsampled"),
+        (".png", torch.ones(H // 2, W // 2), "labels, as one-hot smoothed to 0.9 of 16 × 12 pixels, upsampled"),
     ],
 )
 def test_infers_what_a_prediction_is(folder: Path, suffix: str, values: Tensor, interpretation: str) -> None:

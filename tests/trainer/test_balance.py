@@ -72,7 +72,7 @@ def test_counting_shows_progress(
     monkeypatch.setattr("edgeloss.cli.progress._SECONDS", 0.0)
     data_edge_class_weight(open_folder(folder, 3), 1, tmp_path / "weights.json")
     about = "training labels, whose edge pixels are counted, after 0 s"
-    lines = [f"edgeloss: {done} of 2 {about}; {name}" for done, name in enumerate("ab")]
+    lines = [f"edgeloss: 0 of 2 {about}; a", f"edgeloss: 1 of 2 {about}; about 0 s left; b"]
     assert capsys.readouterr().err.splitlines() == lines
 
 

@@ -286,7 +286,8 @@ def test_progress_is_lines_but_on_a_terminal(
     assert capsys.readouterr().err == f"3 images: {tmp_path / 'first'}\n"
     monkeypatch.setattr("edgeloss.cli.progress._SECONDS", 0.0)
     assert run(checkpoint, images, tmp_path / "second") == 0
-    lines = [f"edgeloss: {done} of 3 images after 0 s; {name}" for done, name in enumerate(SIZES)]
+    left = ["", "about 0 s left; ", "about 0 s left; "]
+    lines = [f"edgeloss: {done} of 3 images after 0 s; {left[done]}{name}" for done, name in enumerate(SIZES)]
     assert capsys.readouterr().err.splitlines() == [*lines, f"3 images: {tmp_path / 'second'}"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(checkpoint, images, tmp_path / "third") == 0

@@ -55,7 +55,7 @@ struct State {
   std::vector<std::pair<std::byte*, int64_t>> gaps;  // between the parts
 
   // Lays the parts out from `memory` on, which is null where only their bytes are asked for. The fake kernel in
-  // edgeloss/_kernels/evaluate.py counts the same.
+  // edgeloss/_kernels/operators.py counts the same.
   State(std::byte* memory, const Geometry& g, const Options& options, bool is_upsampled, bool has_distance) {
     const int64_t pixels = g.batch * g.pixels, pairs = options.by_pairs ? pixels : 0;
     const bool keeps_statistics = options.keeps_state && (is_upsampled || g.classes > kFewClasses);

@@ -578,8 +578,8 @@ def landing_table() -> list[str]:
     what = (
         f"of boundary F1 (1 px) over cross-entropy, by **version {version(ours_now)}**: CamVid, a small network,"
         f" {len(losses[0]['seeds'])} seeds. The best rival, {named(rival)}, has {100 * (of_rival - plain):+.1f}",
-        f"of PyTorch's cross-entropy, {of_version}: forward and backward, 19 classes, AVX-512 and AVX2. One logit takes up to"
-        f" {of_one_logit:.1f} ×, small images more: [all cases](performance.md)",
+        f"of PyTorch's cross-entropy, {of_version}: forward and backward, 19 classes, AVX-512 and AVX2. One logit"
+        f" takes up to {of_one_logit:.1f} ×, small images more: [all cases](performance.md)",
         f"kept from forward to backward {of_version}, 19 classes; cross-entropy keeps {of_plain:.0f}",
     )
     faster = f"{times[0]:.2f} to {times[-1]:.2f} × the time on a CPU"

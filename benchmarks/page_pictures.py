@@ -81,7 +81,7 @@ def take(driver: Any, demo: Path, shot: Shot, width: int, dots: int) -> bytes:  
 
 def draw_panel(demo: Path, folder: Path) -> bytes:
     """Return the panel of the image of report.html, with both edge terms."""
-    title = re.search(r"<title>([^:]+):", (demo / "report.html").read_text("utf-8"))
+    title = re.search(r"<title>(.+?) · ", (demo / "report.html").read_text("utf-8"))
     if title is None:
         raise ValueError(f"{demo / 'report.html'}: expected a report of an image, but got another page")
     name, data = title[1], demo / "data"

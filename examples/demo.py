@@ -92,7 +92,8 @@ class Epochs:
         """Take a line of a training, and print the epochs that are new in both."""
         before = self._done()
         # Not the losses, which can't be compared.
-        self._figures[name].append([(re.findall(rf"{key} (\S+)", line) or ["–"])[0] for key in LINE])
+        found = (re.search(rf"{key} ([\d.]+)", line) for key in LINE)
+        self._figures[name].append([f"{one[1]}%" if one else "–" for one in found])
         for done in range(before + 1, self._done() + 1):
             pairs = zip(*(figures[done - 1] for figures in self._figures.values()), strict=True)
             left = (time.monotonic() - self._begin) / done * (self.total - done)

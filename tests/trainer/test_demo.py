@@ -59,7 +59,7 @@ def test_an_epoch_has_a_line_when_both_networks_have_ended_it(
     now = 40
     shown.say_if_silent()
     assert capsys.readouterr().out.strip() == "after 40 s, epochs that have ended: cross-entropy 0, EdgeAwareLoss 2"
-    shown.add("cross-entropy", "epoch 1/3  mIoU 30.0%  boundary IoU 10.0%\n")
+    shown.add("cross-entropy", "epoch 1/3  mIoU 30.0\N{NO-BREAK SPACE}%  boundary IoU 10.0\N{NO-BREAK SPACE}%\n")
     line = "1/3 30.0% 39.5% 10.0% 20.5% about 80 s left"
     assert capsys.readouterr().out.split() == line.split()
     shown.add("cross-entropy", "epoch 2/3  mIoU 31.0%  boundary IoU 11.0%\n")

@@ -32,10 +32,10 @@ void want_large_pages(void* memory, int64_t bytes) {
 
 namespace {
 
-// Writes zeros. Whole pages are given back to the system, which maps one page of zeros for as long as they are read.
-void clear(void* memory, int64_t bytes) {
+// Gives whole pages back to the system, which takes no memory for zeros until something else is written there.
+void write_zeros(void* memory, int64_t bytes) {
 #ifdef __linux__
-  constexpr uintptr_t kPage = uintptr_t(1) << 12, kLeast = 16 * kPage;  // of less the call takes longer
+  constexpr uintptr_t kPage = uintptr_t(1) << 12, kLeast = 16 * kPage;  // fewer pages are written faster
   const auto data = reinterpret_cast<uintptr_t>(memory), end = data + bytes;
   const uintptr_t first = (data + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
   if (last >= first + kLeast && madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0) {
@@ -318,7 +318,7 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
   std::copy(has_term.begin(), has_term.end(), call.state.has_term);
   on_each_thread(maps, 1, [&](Tasks& tasks) {  // what is returned is written
     for (int64_t of, end; tasks.take(of, end);) {
-      if (!has_term[of]) clear(call.state.slopes + of * averages.count, averages.count * sizeof(A));
+      if (!has_term[of]) write_zeros(call.state.slopes + of * averages.count, averages.count * sizeof(A));
     }
   });
 }

@@ -24,9 +24,7 @@ _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
 _LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
-_ABOUT_MEANS = (
-    "The edge loss weights the classes as the loss does; in the mean of the edge map all edge pixels count alike."
-)
+_ABOUT_MEANS = "The edge loss weights the classes; the mean of the edge map counts all edge pixels alike."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 
@@ -174,7 +172,7 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
     about = {"key": layer.key, "low": layer.low, "high": layer.high, "bar": pages.color_bar(*layer.ends)}
-    clipped = f"; colors end at the {CLIP}th percentile" if layer.is_clipped else ""
+    clipped = f"; clipped at {CLIP} %" if layer.is_clipped else ""
     kind = layer.kind._replace(about=f"{layer.kind.about}{clipped}")
     return about | kind._asdict() | {"stats": layer.stats[index]}
 

@@ -112,8 +112,8 @@ _NOTES = {
     },
     "The loss and its terms": {
         "focused edges": FIGURES["edge_focused"].about,
-        "region term": "the part of what the labels say about small regions that the prediction misses: it may stay"
-        " nearly flat and still teach much, as its share in the gradient shows",
+        "region term": "the part of what the labels say about small regions that the prediction misses; its share in"
+        " the gradient says how much it moves the network",
     },
     "What drives the training": {
         "edge terms before the focus": "how far the neighbors of an edge pixel miss its class on the same side of the"

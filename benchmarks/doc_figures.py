@@ -374,7 +374,7 @@ def version(loss: str) -> str:
 
 
 def sets_table(*names: str, versions: Sequence[str] = (NOW, OURS)) -> list[str]:
-    """Return scores of cross-entropy, the best rival and ours, by setting, bold what is clearly ahead of the other two.
+    """Return scores of cross-entropy, the best rival and ours, by setting; of the last two, bold is clearly ahead.
 
     Settings of other versions of ours are left out, and scores that rows of earlier versions lack.
     """
@@ -382,7 +382,7 @@ def sets_table(*names: str, versions: Sequence[str] = (NOW, OURS)) -> list[str]:
     shown = {setting: three for setting, three in of_settings.items() if three[-1]["loss"] in versions}
     rows, seeds = [], {len(own["seeds"]) for _, _, own in shown.values()}
     for setting, (plain, rival, own) in shown.items():
-        title = DATA.get(setting, setting) + f", {len(own['seeds'])} seeds" * (len(seeds) > 1)
+        title = DATA[setting] + f", {len(own['seeds'])} seeds" * (len(seeds) > 1)
         for name in names:
             if name not in plain["scores"] or name not in own["differences"]:
                 continue

@@ -65,15 +65,16 @@ class Reading:
         return maps
 
     def _without_channels(self, pred: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Remove a channel axis of length 1 from labels; a volume of depth 1 is an image."""
+        """Remove the axes of length 1 that are channels of labels, or the depth of a volume of one slice."""
         if not isinstance(target, Tensor) or not isinstance(pred, Tensor):
             return pred, target
-        if target.dim() in (4, 5) and target.shape[1] == 1:
+        while target.dim() in (4, 5) and target.shape[1] == 1:
             target = target.squeeze(1)
-            if pred.is_floating_point() and pred.dim() == target.dim() + 2 and pred.shape[2] == 1:
-                pred = pred.squeeze(2)
-        if not pred.is_floating_point() and pred.dim() == target.dim() + 1 and pred.shape[1] == 1:
-            pred = pred.squeeze(1)
+        if not pred.is_floating_point():
+            while pred.dim() > target.dim() and pred.shape[1] == 1:
+                pred = pred.squeeze(1)
+        elif pred.dim() == target.dim() + 2 and pred.shape[2] == 1:
+            pred = pred.squeeze(2)
         return pred, target
 
     def _check_not_one_hot(self, pred: Tensor, target: Tensor) -> None:

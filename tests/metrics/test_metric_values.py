@@ -136,6 +136,22 @@ def test_logits_and_dtypes(name: str, size: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_slice_is_scored_as_an_image(name: str) -> None:
+    function, options = FUNCTIONS[name]
+    pred, target = blobs(2, 24, 31, 3)
+    slices = (
+        pred,
+        pred[:, None],
+        pred[:, None, None],
+        torch.nn.functional.one_hot(pred, 3).movedim(-1, 1).float()[:, :, None],
+    )
+    expected = function(pred, target, 3, ignore_index=VOID, **options)
+    for labels in (target, target[:, None], target[:, None, None]):
+        for of_slice in slices:
+            assert function(of_slice, labels, 3, ignore_index=VOID, **options) == expected
+
+
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "class-agnostic"])
 @pytest.mark.parametrize("size", [(9, 11), (4, 5, 6)])
 def test_multilabel_scores_are_those_of_each_class_by_itself(name: str, size: tuple[int, ...]) -> None:

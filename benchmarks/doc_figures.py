@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -24,7 +24,6 @@ from quality import ROOT
 from quality.command import RESULTS
 from quality.offsets import POINTS, at_offsets, best_offsets
 from quality.runs import key_of, read_plan, run_of
-from quality.scores import METRICS
 from quality.tables import (
     BASELINE,
     Summary,
@@ -44,7 +43,7 @@ from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
 CONTROL = "edge-weighted CE (k 12, class_balance 1)"
-NAMES_OF_LOSSES = {CONTROL: "control", "CE + Dice (weight 2, k 12, class_balance 1)": "control + Dice"}
+NAMES_OF_LOSSES = {CONTROL: "weighted CE", "CE + Dice (weight 2, k 12, class_balance 1)": "weighted CE + Dice"}
 RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
 NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
 BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
@@ -344,9 +343,10 @@ def losses_table(plan: str) -> list[str]:
     return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
 
 
-def scores(summary: Summary, names: Iterable[str] = MAIN) -> str:
-    """Return mean scores of a summary."""
-    return " / ".join(number(name, summary["scores"][name][0]) for name in names)
+def scores(summary: Summary, *, bold: Collection[str] = ()) -> str:
+    """Return the mean main scores of a summary, some of them in bold."""
+    marks = {name: "**" * (name in bold) for name in MAIN}
+    return " / ".join(f"{mark}{number(name, summary['scores'][name][0])}{mark}" for name, mark in marks.items())
 
 
 def points(summary: Summary) -> str:
@@ -373,30 +373,22 @@ def version(loss: str) -> str:
     return "0.3" if loss == OURS else "0.4"
 
 
-def sets_table(*names: str, versions: Sequence[str] = (NOW, OURS)) -> list[str]:
-    """Return scores of cross-entropy, the best rival and ours, by setting; of the last two, bold is clearly ahead.
+def sets_table(versions: Sequence[str] = (NOW, OURS)) -> list[str]:
+    """Return the main scores of ours, cross-entropy and the best rival, by setting; bold is clearly ahead of the other.
 
-    Settings of other versions of ours are left out, and scores that rows of earlier versions lack.
+    The other is the rival of ours, and ours of the rival. Settings of other versions of ours are left out.
     """
-    of_settings = {setting: [*of_loss.values()] for setting, of_loss in compared().items()}
-    shown = {setting: three for setting, three in of_settings.items() if three[-1]["loss"] in versions}
-    rows, seeds = [], {len(own["seeds"]) for _, _, own in shown.values()}
-    for setting, (plain, rival, own) in shown.items():
+    shown = {setting: of_loss for setting, of_loss in compared().items() if [*of_loss][-1] in versions}
+    rows, seeds = [], {len(own["seeds"]) for *_, own in (of_loss.values() for of_loss in shown.values())}
+    for setting, of_loss in shown.items():
+        plain, rival, own = of_loss.values()
+        clear = {name: difference["mean"] for name, difference in own["differences"].items() if is_clear(difference)}
+        ahead = {name for name, mean in clear.items() if mean > 0}
         title = DATA[setting] + f", {len(own['seeds'])} seeds" * (len(seeds) > 1)
-        for name in names:
-            if name not in plain["scores"] or name not in own["differences"]:
-                continue
-            difference = own["differences"][name]
-            cells = [number(name, row["scores"][name][0]) for row in (plain, rival, own)]
-            if is_clear(difference):
-                ahead = 2 if difference["mean"] > 0 else 1
-                cells[ahead] = f"**{cells[ahead]}**"
-            if len(versions) > 1:
-                cells[2] += f" ({version(own['loss'])})"
-            score = METRICS[name].removesuffix(" ↑").removesuffix(" 1 px")
-            rows.append(f"{title} | {score} | {' | '.join(cells)} | {rival['loss'] if title else ''}")
-            title = ""
-    return or_none(table("data | score | CE: | best rival: | edgeloss: | which rival", rows))
+        of_version = f" ({version(own['loss'])})" * (len(versions) > 1)
+        cells = scores(own, bold=ahead) + of_version, scores(plain), scores(rival, bold=clear.keys() - ahead)
+        rows.append(f"{title} | {' | '.join(cells)} | {rival['loss']}")
+    return or_none(table("data | edgeloss: | cross-entropy: | best rival: | which rival", rows))
 
 
 def gains_table() -> list[str]:
@@ -560,7 +552,7 @@ def offsets_sentences() -> list[str]:
     return [
         "it is {} points of F1, {} of Boundary IoU and {} of mIoU".format(*of_camvid(CONTROL)) + without,
         "{}, {} and {} with the best offsets".format(*of_camvid(BASELINE)),
-        f"the control stays {ranges(ahead('sstem', CONTROL), 'f1_1')} points of F1 behind",
+        f"weighted CE stays {ranges(ahead('sstem', CONTROL), 'f1_1')} points of F1 behind",
     ]
 
 
@@ -600,7 +592,7 @@ def of_plan(page: str, lines: Callable[..., list[str]], plan: str, *arguments: s
 PEERS = "docs/quality-peers.md"
 TABLE = "python benchmarks/quality.py table --split val --plan"
 MASKS = "--masks ../shared/camvid/val/masks"
-PARTS = "data | seeds: | cross-entropy: | control: | `region_weight=0`: | `EdgeAwareLoss()` of 0.3:"
+PARTS = "data | seeds: | cross-entropy: | weighted CE: | `region_weight=0`: | `EdgeAwareLoss()` of 0.3:"
 FIGURES = {
     "speed": Figures(
         f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
@@ -646,8 +638,8 @@ FIGURES = {
     "sets": Figures(
         f"{TABLE} configs/quality-sets.yaml",  # and of "rivals", "default", "pretrained" and "thin"
         {
-            "README.md": partial(sets_table, "f1_1", "miou", versions=(NOW,)),
-            "docs/quality.md": partial(sets_table, "f1_1", "f1_any_1", "boundary_iou_005", "miou"),
+            "README.md": partial(sets_table, versions=(NOW,)),
+            "docs/quality.md": sets_table,
         },
         {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
     ),

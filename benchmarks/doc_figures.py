@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -24,15 +24,19 @@ from quality import ROOT
 from quality.command import RESULTS
 from quality.offsets import POINTS, at_offsets, best_offsets
 from quality.runs import key_of, read_plan, run_of
+from quality.scores import METRICS
 from quality.tables import (
     BASELINE,
+    CONTROL,
     Summary,
     classes_table,
     differences_table,
     images_table,
     interval,
     is_clear,
+    named,
     number,
+    ranged,
     rows_of,
     scores_table,
     summarize,
@@ -42,8 +46,6 @@ from quality.tables import (
 from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
-CONTROL = "edge-weighted CE (k 12, class_balance 1)"
-NAMES_OF_LOSSES = {CONTROL: "weighted CE", "CE + Dice (weight 2, k 12, class_balance 1)": "weighted CE + Dice"}
 RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
 NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
 BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
@@ -52,7 +54,8 @@ ENOUGH = 3  # seeds of the current version, with which it takes the place of the
 OLD_FOCUS = "EdgeAwareLoss() (version 0.3, old_focus 1)"
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
 MAIN = ("f1_1", "boundary_iou_005", "miou")
-OF_SHAPES = ("hd95", "cldice", "nll_edge", "ece_edge", "ece")
+OF_TOLERANCES = ("f1_1", "f1_3", "f1_5", "boundary_iou_005", "boundary_iou_02", "trimap_1")
+OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge", "ece")
 OF_TRAINED = ("f1_1", "f1_any_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
 OF_THIN = ("f1_1", "f1_any_1", "cldice", "boundary_iou_005", "miou", "ece_edge")
 # Plans that are scored on held-out images.
@@ -391,6 +394,58 @@ def sets_table(versions: Sequence[str] = (NOW, OURS)) -> list[str]:
     return or_none(table("data | edgeloss: | cross-entropy: | best rival: | which rival", rows))
 
 
+def against() -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield each setting twice with another loss, cross-entropy and the best rival, and the rows of it and of ours."""
+    for setting, of_loss in compared().items():
+        plain, rival, own = of_loss
+        for other in (plain, rival):
+            yield setting, other, [row for row in rows_in(setting) if run_of(row).title in (own, other)]
+
+
+def ahead_by(*names: str, classes: int = 2) -> list[str]:
+    """Return how far ours is ahead of cross-entropy and of the best rival in some scores, by setting.
+
+    Settings with fewer classes are left out.
+    """
+    cells = []
+    for setting, other, rows in against():
+        if len(rows[0]["classes"]) < classes:
+            continue
+        differences = next(row["differences"] for row in summarize(rows, other) if row["differences"])
+        pairs = max(len(differences[name]["values"]) for name in MAIN)
+        shown = (
+            ranged(name, own) + f" ({len(own['values'])})" * (len(own["values"]) < pairs) if own else "–"
+            for name, own in ((name, differences.get(name)) for name in names)
+        )
+        cells.append([setting, other, str(pairs), *shown])
+    return or_none(markdown_table(["data", "against", "pairs:", *(f"{METRICS[name]}:" for name in names)], cells))
+
+
+PARTS_OF_SCHEDULE = {"a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "the end": 1.0}
+
+
+def epochs_table(name: str = "f1_1") -> list[str]:
+    """Return how far ours is ahead as the schedule goes, where some parts of it are scored."""
+    cells = []
+    for setting, other, rows in against():
+        shown = []
+        for part in PARTS_OF_SCHEDULE.values():
+            found = [with_scores_at(row, name, part) for row in rows]
+            ahead = [row["differences"] for row in summarize(found, other) if row["differences"]]
+            shown.append(ranged(name, ahead[0][name]) if ahead else "–")
+        if shown.count("–") < 2:
+            cells.append([setting, other, *shown])
+    return or_none(markdown_table(["data", "against", *(f"{part}:" for part in PARTS_OF_SCHEDULE)], cells))
+
+
+def with_scores_at(row: Row, name: str, part: float) -> Row:
+    """Return a row whose only score is that after a part of its epochs, none if there is none."""
+    curve = row.get("curve", {})
+    scored = dict(zip(curve.get("epoch", []), curve.get(name, []), strict=False))
+    at = scored.get(part * row["run"]["epochs"])
+    return {**row, "metrics": {} if at is None else {name: at}}
+
+
 def gains_table() -> list[str]:
     """Return how far ours is ahead of cross-entropy, with the newest version that was trained."""
     rows = [(setting, quality(setting).get(str(ours(setting)))) for setting in (*SETS, *THIN_SETS)]
@@ -510,15 +565,10 @@ LESIONS = {
 }
 
 
-def calibration_table() -> list[str]:
-    """Return calibration and shapes of cross-entropy and the default."""
-    return scores_table(((data, quality(data)[loss]) for data in SETS for loss in (BASELINE, OURS)), OF_SHAPES)
-
-
 def calibration_sentences() -> list[str]:
-    """Return how much worse the calibration at edges is on two data sets."""
-    nuclei, volumes = (ranges(quality(data)[OURS], "ece_edge") for data in ("dsb2018", "hippocampus"))
-    return [f"on DSB2018 ({nuclei}) and the hippocampus ({volumes})"]
+    """Return how much worse the calibration over all pixels is on two data sets."""
+    nuclei, volumes = (ranges(quality(data)[str(ours(data))], "ece") for data in ("dsb2018", "hippocampus"))
+    return [f"{nuclei} points on DSB2018 and {volumes} on the hippocampus"]
 
 
 @cache
@@ -644,7 +694,7 @@ FIGURES = {
         {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
     ),
     "parts": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: lambda: table(PARTS, map(parts_row, SETS))}),
-    "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {"docs/quality.md": rival_table}),
+    "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {PEERS: rival_table}),
     "without": Figures(
         f"{TABLE} configs/quality-pretrained.yaml",
         {"docs/quality.md": without_lines},
@@ -654,7 +704,7 @@ FIGURES = {
         },
     ),
     "classes": Figures(
-        f"{TABLE} configs/quality-pretrained.yaml --classes", {"docs/quality.md": partial(classes_lines, PRETRAINED)}
+        f"{TABLE} configs/quality-pretrained.yaml --classes", {PEERS: partial(classes_lines, PRETRAINED)}
     ),
     "classes from scratch": Figures(
         f"{TABLE} configs/quality-rivals.yaml --classes", {PEERS: partial(classes_lines, "camvid")}
@@ -663,7 +713,7 @@ FIGURES = {
         f"{TABLE} configs/quality-rivals.yaml --classes", {PEERS: partial(classes_lines, "sstem")}
     ),
     "images": Figures(f"{TABLE} configs/quality-borders.yaml", {PEERS: images_lines}),
-    "since": Figures(f'{TABLE} configs/quality-default.yaml --baseline "{OURS}"', {"docs/quality.md": since_table}),
+    "since": Figures(f'{TABLE} configs/quality-default.yaml --baseline "{OURS}"', {PEERS: since_table}),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
         {"docs/README.md": landing_table},
@@ -675,10 +725,18 @@ FIGURES = {
         {PEERS: offsets_sentences},
         results="offsets.jsonl",
     ),
+    "tolerances": Figures(
+        f"{TABLE} configs/quality-default.yaml --metrics {' '.join(OF_TOLERANCES)}",
+        {"docs/quality.md": partial(ahead_by, *OF_TOLERANCES, classes=3)},
+    ),
     "calibration": Figures(
-        f'{TABLE} configs/quality-sets.yaml --losses cross-entropy "{OURS}" --metrics {" ".join(OF_SHAPES)}',
-        {PEERS: calibration_table},
-        {PEERS: calibration_sentences},
+        f"{TABLE} configs/quality-default.yaml --metrics {' '.join(OF_SHAPES)}",
+        {PEERS: partial(ahead_by, *OF_SHAPES)},
+        {PEERS: calibration_sentences, "docs/quality.md": calibration_sentences},
+    ),
+    "epochs": Figures(
+        "python benchmarks/quality.py plot --split val --plan configs/quality-default.yaml --curve f1_1",
+        {"docs/quality.md": epochs_table},
     ),
     "edge weight": Figures(
         "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
@@ -687,7 +745,7 @@ FIGURES = {
     "default": of_plan(PEERS, trained_table, "default"),
     "inversion": Figures(
         "python benchmarks/inversion.py",
-        {"docs/quality.md": partial(tiny_table, "inversion", inversion.CASES)},
+        {PEERS: partial(tiny_table, "inversion", inversion.CASES)},
         results="inversion.jsonl",
     ),
     "lesions": Figures(
@@ -697,12 +755,11 @@ FIGURES = {
         results="lesions.jsonl",
     ),
     "failures": Figures("python benchmarks/lesions.py", {"README.md": failures_table}, results="lesions.jsonl"),
-    "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {"docs/quality.md": gains_table}),
+    "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: gains_table}),
     "region": of_plan(PEERS, ahead_table, "sets", NO_REGIONS, OURS),
     "rivals": of_plan(PEERS, trained_table, "rivals"),
     "pretrained": of_plan(PEERS, trained_table, "pretrained"),
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
-    "borders": of_plan("docs/quality.md", trained_table, "borders"),
     "thin": of_plan("docs/quality.md", thin_table, "thin"),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),
     "controls": of_plan("docs/tried.md", losses_table, "controls"),
@@ -732,13 +789,6 @@ def written(page: str, text: str) -> str:
             lines = [named(line) for line in figures.tables[page]()]
             text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in [*lines, ""]), text)
     return text
-
-
-def named(line: str) -> str:
-    """Return a line of a table with the names that the pages give to losses."""
-    for title, name in NAMES_OF_LOSSES.items():
-        line = line.replace(title, name)
-    return line
 
 
 def missing(page: str, text: str) -> list[str]:

@@ -128,7 +128,7 @@ def do_plot(options: argparse.Namespace) -> None:
         for setting, rows in sets.items():
             classes = {name: summarize(of_class) for name, of_class in by_class(rows).items()}
             name = re.sub(r"\W+", "-", setting.replace(" × ", "x"))
-            plot_sets(classes, options.output / f"quality-classes-{name}.png")
+            plot_sets(classes, options.output / f"quality-classes-{name}.png", of_classes=True)
         return
     plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
     plot_curves(sets, "f1_1", options.output / "quality-data-curves.png")

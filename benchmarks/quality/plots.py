@@ -16,7 +16,7 @@ import numpy as np
 from baselines.recipes import RECIPES
 from pictures import save_figure
 from quality.scores import METRICS, SHOWN, scale_of
-from quality.tables import BASELINE, Summary, by_loss, mean_scores
+from quality.tables import BASELINE, Summary, by_loss, mean_scores, named
 from result_table import Row
 
 if TYPE_CHECKING:
@@ -40,15 +40,17 @@ def panels(
     figure = Figure(figsize=(width * len(titles) + 0.5, height), layout="constrained")
     (axes,) = figure.subplots(1, len(titles), squeeze=False)
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(textwrap.fill(title, 50), fontsize=10 if len(title) < 25 else 6)
+        axis.set_title(textwrap.fill(named(title), 50), fontsize=10 if len(title) < 25 else 6)
         axis.grid(alpha=0.3)
     yield axes, looks
     handles = [Line2D([], [], color=color, marker=marker) for color, marker in looks.values()]
-    figure.legend(handles, [*looks], loc="outside lower center", ncols=min(3, len(titles)), fontsize=8, frameon=False)
+    figure.legend(
+        handles, [*map(named, looks)], loc="outside lower center", ncols=min(3, len(titles)), fontsize=8, frameon=False
+    )
     save_figure(figure, path, 120)
 
 
-def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
+def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path, *, of_classes: bool = False) -> None:
     """Draw the differences to the baseline for several data sets, or for the classes of one.
 
     A mark is the mean, a line its interval, a dot one seed. The axes are scaled to the dots: the interval of two seeds
@@ -58,9 +60,10 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     losses = [*dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"])]
     shown = [name for name in SHOWN if any(name in of_loss for of_loss in differences)]
     height = 1.6 + 0.16 * len(sets) * (len(losses) + 1)
-    with panels((METRICS[name] for name in shown), losses, path, 4, height) as (axes, looks):
+    titles = (METRICS[name].removeprefix("m" * of_classes) for name in shown)  # a class has no mean IoU
+    with panels(titles, losses, path, 4, height) as (axes, looks):
         for axis, name in zip(axes, shown, strict=True):
-            most = 0.0
+            drawn = [0.0]
             for at, rows in enumerate(sets.values()):
                 for row in (row for row in rows if name in row["differences"]):
                     y = at + (losses.index(row["loss"]) + 1) / (len(losses) + 1) - 0.5
@@ -70,18 +73,20 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
                     axis.plot([100 * end for end in ends], [y, y], color=color, linewidth=2)
                     axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
                     axis.plot(100 * difference["mean"], y, marker, color=color, markersize=6)
-                    most = max(most, *map(abs, values), 0.0)
+                    drawn += values
                 axis.axhline(at - 0.5, color="black", linewidth=0.3)
             axis.axvline(0, color="black", linewidth=0.8)
-            axis.set(xlim=(-1.5 * (most or 1), 1.5 * (most or 1)), ylim=(len(sets) - 0.5, -0.5))
+            margin = (max(drawn) - min(drawn) or 1) / 4
+            axis.set(xlim=(min(drawn) - margin, max(drawn) + margin), ylim=(len(sets) - 0.5, -0.5))
             axis.set_xlabel(f"points above {BASELINE}", fontsize=8)
-            axis.set_yticks(range(len(sets)), list(sets) if axis is axes[0] else [], fontsize=9)
+            axis.set_yticks(range(len(sets)), [*map(named, sets)] if axis is axes[0] else [], fontsize=9)
 
 
 def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> None:
     """Draw a metric, the loss or the edge weight over the epochs for several data sets.
 
-    A line is the mean over the seeds; the baseline and edgeloss also show their range.
+    A line is the mean over the seeds, at the epochs that all of them have; the baseline and edgeloss also show their
+    range.
     """
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
@@ -93,7 +98,8 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                 for curve in (row["curve"] for row in results):
                     for epoch, value in zip(curve["epoch"], curve[name], strict=True):
                         at_epoch[epoch].append(value * scale_of(name))
-                epochs, values = zip(*sorted(at_epoch.items()), strict=True)
+                of_all = {epoch: values for epoch, values in at_epoch.items() if len(values) == len(results)}
+                epochs, values = zip(*sorted(of_all.items()), strict=True)
                 (color, _), ours = looks[loss], loss.startswith(OURS)
                 axis.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1)
                 if ours or loss == BASELINE:

@@ -18,6 +18,16 @@ from quality.scores import METRICS, PER_CLASS, PER_IMAGE, scale_of
 from result_table import Row, markdown_table, read_rows
 
 BASELINE = "cross-entropy"
+CONTROL = "edge-weighted CE (k 12, class_balance 1)"
+# What pages and pictures call losses with options, and the folders of data sets.
+NAMES = {
+    CONTROL: "weighted CE",
+    "CE + Dice (weight 2, k 12, class_balance 1)": "weighted CE + Dice",
+    "camvid": "CamVid",
+    "sstem": "ssTEM",
+    "topomortar": "TopoMortar",
+    "dsb2018": "DSB2018",
+}
 
 SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given; ↓ where less is better"
 DIFFERENCES = (
@@ -261,6 +271,13 @@ def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Seque
     return "\n".join("\n".join([title, "", *lines, ""]) for title, lines in filled.items())
 
 
+def named(text: str) -> str:
+    """Return a text with the names that pages and pictures give to losses and data sets."""
+    for title, name in NAMES.items():
+        text = text.replace(title, name)
+    return text
+
+
 def scores_table(rows: Iterable[tuple[str, Summary]], metrics: Iterable[str]) -> list[str]:
     """Return a table of the scores of losses, each with the name of its data set."""
     cells = ([data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)] for data, row in rows)
@@ -288,9 +305,7 @@ def images_table(compared: Iterable[tuple[str, Sequence[Row], str]], baseline: s
             first = next(iter(found.values()))
             row = [data, loss, str(len(first["seeds"]["values"])), str(first["images"])]
             for score, own in found.items():
-                seeds = own["seeds"]["interval"]
-                row += [f"{number(score, own['seeds']['mean'], sign='+')} {interval(score, seeds)}"]
-                row += [interval(score, own["interval"])]
+                row += [ranged(score, own["seeds"]), interval(score, own["interval"])]
             cells.append(row)
     titles = [f"{METRICS[score]}, [seeds]: | [images]:" for score in PER_IMAGE.values()]
     return markdown_table(["data", "loss", "pairs:", "images:", *" | ".join(titles).split(" | ")], cells)
@@ -310,10 +325,7 @@ def without_table(compared: Iterable[tuple[str, Sequence[Row], str]], baseline: 
                     f"{each} {number(score, gain, sign='+')}" for each, gain in found["classes"].items()
                 )
                 row = [data, loss, METRICS[score], str(len(every["values"]))]
-                row += [
-                    f"{number(score, own['mean'], sign='+')} {interval(score, own['interval'])}"
-                    for own in (every, rest)
-                ]
+                row += [ranged(score, own) for own in (every, rest)]
                 cells.append([*row, classes, f"{100 * found['share']:.0f} %" if found["share"] > 0 else "–"])
     heads = ["data", "loss", "score", "pairs:", "all classes:", "without the two:", "the two", "their share:"]
     return markdown_table(heads, cells)
@@ -341,6 +353,12 @@ def classes_table(results: Sequence[Row], losses: Sequence[str]) -> list[str]:
     return markdown_table(["class", *["pixels, %:"][: len(shares)], *(f"{loss}:" for loss in losses)], cells)
 
 
+def ranged(name: str, difference: Summary) -> str:
+    """Return the mean of a difference, bold where it is clear, and its interval, as tables show them."""
+    mark = "**" * is_clear(difference)
+    return f"{mark}{number(name, difference['mean'], sign='+')}{mark} {interval(name, difference['interval'])}".strip()
+
+
 def interval(name: str, ends: tuple[float, float] | None) -> str:
     """Return an interval of a metric as tables show it; nothing if there is none."""
     return f"[{', '.join(number(name, end) for end in ends)}]" if ends else ""
@@ -366,13 +384,11 @@ def _difference(row: Summary, name: str) -> str:
     if name not in row["differences"]:
         return "–"
     difference = row["differences"][name]
-    mean = number(name, difference["mean"], sign="+")
     if difference["interval"] is None:
-        return mean
-    mean = f"**{mean}**" if is_clear(difference) else mean
+        return ranged(name, difference)
     p = f"p {difference['p_holm']:.3f}" if difference["p_holm"] >= 0.001 else "p < 0.001"
     values = ", ".join(number(name, value) for value in difference["values"])
-    return f"{mean} {interval(name, difference['interval'])}, {p} ({values})"
+    return f"{ranged(name, difference)}, {p} ({values})"
 
 
 def is_clear(difference: Summary) -> bool:

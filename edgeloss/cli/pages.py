@@ -15,7 +15,7 @@ from typing import Any
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, say, to_json
 from edgeloss.cli.outputs import say_wrote, why_not, write
-from edgeloss.cli.runs import compared_settings, network_name
+from edgeloss.cli.runs import compared_settings, network_name, run_page
 from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
@@ -38,10 +38,12 @@ def view(options: Namespace) -> int:
     index = options.output / "index.html" if is_folder else None
     if index is not None:
         _check_index(index, [*pages.values()], options)
+    training = {f"Training of {printable(network_name(options.pred))}": options.pred}
     items: dict[str, Item] = {}
     figures: list[dict[str, Any]] = []
     for files, said in work:
-        page, links = pages[files.name], _links([*pages.values()], pages[files.name], index)
+        page = pages[files.name]
+        links = _links([*pages.values()], page, index) | _training_links(training, page)
         with work.skipping(files):
             case, examined = _write_page(files, page, reader, options, said, links)
             items[files.name], shown = _describe(page, case, examined, reader, index)
@@ -52,7 +54,16 @@ def view(options: Namespace) -> int:
     if index is not None and items:
         title = f"{printable(network_name(options.pred))}: {len(items)} images"
         about = _configuration({"predictions": options.pred}, reader)
-        text = draw_index([*items.values()], title=title, by="edge", class_names=reader.names, configuration=about)
+        classes = max(len(item.scores[0].pixels) for item in items.values())
+        text = draw_index(
+            [*items.values()],
+            title=title,
+            by="edge",
+            class_names=reader.names,
+            colors=class_colors(reader.palette(classes), classes),
+            configuration=about,
+            links=_training_links(training, index),
+        )
         write(index, text.encode(), options.command)
     if items:
         written = [pages[name] for name in items]
@@ -132,6 +143,12 @@ def _links(pages: Sequence[Path], page: Path, index: Path | None) -> dict[str, s
     return links
 
 
+def _training_links(predictions: Mapping[str, Path], page: Path) -> dict[str, str]:
+    """Return the links of a page to those about the trainings of networks, by the text of each; none without such."""
+    found = {text: run_page(path) for text, path in predictions.items()}
+    return {text: _relative(path, page.resolve()) for text, path in found.items() if path is not None}
+
+
 def _relative(path: Path, page: Path) -> str:
     """Return where a file is, as seen from a page."""
     return Path(os.path.relpath(path, page.parent)).as_posix()
@@ -141,7 +158,8 @@ def _describe(
     page: Path, case: Case, examined: Sequence[Arrays], reader: Reader, index: Path | None
 ) -> tuple[Item, dict[str, Any]]:
     """Return what an index shows of a page, and what --json prints."""
-    item = index_item(printable(case.name), examined, case.pictures(), _relative(page, index or page))
+    colors = class_colors(reader.palette(case.classes), case.classes)
+    item = index_item(printable(case.name), examined, case.pictures(), colors, _relative(page, index or page))
     iou = item.scores[0].iou.tolist()
     names = reader.names or [str(k) for k in range(len(iou))]
     about = {"page": str(page), "bytes": page.stat().st_size, "prediction": case.interpretation}
@@ -171,6 +189,7 @@ def compare(options: Namespace) -> int:
         colors=class_colors(reader.palette(classes), classes),
         settings=compared_settings(options.first, options.second),
         configuration=_configuration(paths, reader),
+        links=_training_links({f"Training of {name}": path for name, path in paths.items()}, output),
     )
     write(output, page.encode(), options.command)
     say_wrote(output)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-_CONFIG, _FIGURES = "config.yaml", "metrics.json"
+_CONFIG, _FIGURES, _PAGE = "config.yaml", "metrics.json", "report.html"
 _UP = 2  # folders above the predictions in which a run is looked for
 _MOST = 2**20  # bytes of a configuration
 _ALWAYS = ("seed_everything", "epochs")  # settings that are shown where they are equal, too
@@ -55,6 +55,12 @@ def network_name(predictions: Path) -> str:
     """Return the name of the network of predictions: of the folder of its run, or of the folder that they are in."""
     folder = predictions.parent if predictions.is_file() else predictions
     return next(iter(_run_folders(folder)), folder.resolve()).name
+
+
+def run_page(predictions: Path) -> Path | None:
+    """Return the page about the training of the network of predictions, None if there is none."""
+    folder = predictions.parent if predictions.is_file() else predictions
+    return next((page for run in _run_folders(folder) if (page := run / _PAGE).is_file()), None)
 
 
 def flat_settings(text: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from edgeloss._checks import hints
 from edgeloss._checks.options import EDGE_TERMS, TERMS
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG, distinct_colors
+from edgeloss.viz.palette import LOUD, NOTHING, PALE, RIGHT, VOID, WRONG, distinct_colors
 
 _Array = npt.NDArray[Any]
 Color = tuple[float, float, float]
@@ -240,7 +240,7 @@ def reduce_blocks(ufunc: np.ufunc, values: _Array, shape: tuple[int, ...]) -> _A
 
 
 def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> npt.NDArray[np.uint8]:
-    """Return the wrong pixels in red: over the image in gray, or next to right ones in blue.
+    """Return the wrong pixels in red: over the image in light gray, or next to right ones in blue.
 
     Args:
         target: [H, W] labels, -1 at ignored pixels, which are gray.
@@ -253,7 +253,9 @@ def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> n
     picture = np.empty((*target.shape, 3), np.uint8)
     picture[:] = color_bytes(RIGHT)
     if image is not None:
-        picture[:] = (0.5 + 0.15 * 255 + 0.7 / 3 * image.sum(-1, dtype=np.float32, keepdims=True)).astype(np.uint8)
+        low, high = PALE
+        gray = image.mean(-1, dtype=np.float32, keepdims=True)
+        picture[:] = (0.5 + 255 * low + (high - low) * gray).astype(np.uint8)
     picture[target != prediction] = color_bytes(WRONG)
     picture[target < 0] = color_bytes(VOID)
     return picture

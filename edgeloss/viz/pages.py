@@ -20,7 +20,7 @@ from matplotlib.colors import to_hex
 from edgeloss.viz.coloring import CMAP
 from edgeloss.viz.packing import Code
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
-from edgeloss.viz.scores import FIGURES, HEADLINES, shown_figures
+from edgeloss.viz.scores import HEADLINES, about_figures, shown_figures
 
 Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
 _STYLES = ("base.css", "viewer.css")
@@ -128,7 +128,7 @@ def tiles(
         values: name, value and what it is, in a line; of those that are shown large.
         title: of the group.
         changes: how much some of them changed, by name, as :func:`edgeloss.viz.scores.shown_change` returns it.
-        about: a line about all.
+        about: a line about all; it is folded, too, where there are folded figures.
         more: figures that are folded, in the form of the values.
     """
     return {
@@ -141,9 +141,9 @@ def tiles(
     }
 
 
-def figure_tiles(figures: Mapping[str, float], *, about: str = "") -> Part:
+def figure_tiles(figures: Mapping[str, float], classes: int, *, about: str = "") -> Part:
     """Return the figures of an image by key of :data:`edgeloss.viz.scores.FIGURES`, all but the first ones folded."""
-    abouts = {one.name: one.about for one in FIGURES.values()}
+    abouts = about_figures(classes)
     shown = [(name, value, abouts[name]) for name, value in shown_figures(figures).items()]
     return tiles(shown[:HEADLINES], about=about, more=shown[HEADLINES:])
 

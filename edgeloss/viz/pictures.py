@@ -13,7 +13,7 @@ from PIL import Image
 
 from edgeloss.viz.coloring import color_bytes, picture_of_labels, reduce_blocks
 from edgeloss.viz.pages import Part, data_uri
-from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
+from edgeloss.viz.palette import LOUD, PALE, RIGHT, VOID, WRONG
 
 _Array = npt.NDArray[Any]
 Rgb = npt.NDArray[np.uint8]
@@ -60,8 +60,7 @@ def picture(colors: Rgb, side: int, caption: str, *, base: str = "") -> Part:
         colors: [H, W, 3], or [H, W, 4] with opacity.
         side: pixels of the longer side.
         caption: below the picture.
-        base: ``"gray"`` shows the photograph of the image in gray where the picture is transparent, ``"light"`` in
-            light gray.
+        base: ``"gray"`` shows the photograph of the image in light gray where the picture is transparent.
     """
     shape = colors.shape[:2]
     size = shrunk(shape, side)
@@ -95,9 +94,9 @@ def encode_png(colors: Rgb) -> bytes:
 
 
 def overlay(marks: Mapping[tuple[float, float, float], _Array], shape: Sequence[int], *, on_photo: bool) -> Rgb:
-    """Return masks [H, W] in their colors, [H, W, 4], transparent elsewhere; without a photograph gray there."""
+    """Return masks [H, W] in their colors, [H, W, 4], transparent elsewhere; without a photograph light gray there."""
     colors = np.zeros((*shape, 4), np.uint8)
-    colors[:] = (0, 0, 0, 0) if on_photo else (128, 128, 128, 255)
+    colors[:] = (0, 0, 0, 0) if on_photo else (*color_bytes([PALE[1]] * 3), 255)
     for color, mask in marks.items():
         colors[mask] = (*color_bytes(color), 255)
     return colors
@@ -110,17 +109,15 @@ def error_overlay(target: _Array, prediction: _Array, *, on_photo: bool, side: i
         target: [H, W] labels, -1 at ignored pixels.
         prediction: [H, W] labels.
         on_photo: there is a photograph below.
-        side: pixels of the longer side of a small picture, in which a wrong pixel also colors those around it.
+        side: pixels of the longer side of the picture, which shows every wrong pixel also where it is smaller than the
+            labels; that of the labels if None.
 
     Returns:
         [H, W, 4], or smaller.
     """
-    wrong, void = (target != prediction) & (target >= 0), target < 0
-    if side is not None:
-        size = shrunk(target.shape, side)
-        void = reduce_blocks(np.logical_and, void, size)
-        wide = np.pad(reduce_blocks(np.logical_or, wrong, size), 1)
-        wrong = np.lib.stride_tricks.sliding_window_view(wide, (3, 3)).any((2, 3)) & ~void
+    size = target.shape if side is None else shrunk(target.shape, side)
+    wrong = reduce_blocks(np.logical_or, (target != prediction) & (target >= 0), size)
+    void = reduce_blocks(np.logical_and, target < 0, size)
     right = {} if on_photo else {RIGHT: ~wrong & ~void}
     return overlay({**right, WRONG: wrong, VOID: void}, wrong.shape, on_photo=on_photo)
 

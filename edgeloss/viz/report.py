@@ -160,7 +160,7 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.figure_tiles(arrays.figures, about=_ABOUT_MEANS),
+        "tiles": pages.figure_tiles(arrays.figures, arrays.classes, about=_ABOUT_MEANS),
         "table": _table(arrays, names, colors),
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],

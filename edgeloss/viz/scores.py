@@ -30,12 +30,14 @@ class Figure(NamedTuple):
         form: the format of its value, and its unit.
         is_score: the lowest is the worst, and nan means that it has no value.
         about: what it is, in one line.
+        is_state: it is neither better nor worse where it is higher.
     """
 
     name: str
     form: str
     is_score: bool
     about: str
+    is_state: bool = False
 
 
 F1_ABOUT = "harmonic mean of precision and recall of borders, within {} px of each other; mean of the classes"
@@ -50,10 +52,10 @@ FIGURES = {
     **{term.name: Figure(term.title, _NATS if term.has_map else _LOSS, False, term.about) for term in TERMS},
     "edge_focused": Figure("focused edges", _LOSS, False, "what the loss counts of the edge loss, after the focus"),
     "edge_focus": Figure(
-        "edge focus", ".1%", False, "weight of the edge terms: 100 % at first, less as edges are learned"
+        "edge focus", ".1%", False, "weight of the edge terms: 100 % at first, less as edges are learned", is_state=True
     ),
     "edge_fraction": Figure(
-        "edge pixels", ".1%", False, "share of the labeled pixels that have another label next to them"
+        "edge pixels", ".1%", False, "share of the labeled pixels that have another label next to them", is_state=True
     ),
 }
 HEADLINES = 4
@@ -207,8 +209,23 @@ def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> di
     changes = {}
     for key, value in after.items():
         one = FIGURES[key]
-        changes[one.name] = shown_change(before[key], value, one.form, is_score=one.is_score)
+        change = shown_change(before[key], value, one.form, is_score=one.is_score)
+        changes[one.name] = change | {"tone": ""} if one.is_state else change
     return changes
+
+
+def about_figures(classes: int) -> dict[str, str]:
+    """Return what figures are, by their names; of the edge loss also its value where no class is more probable.
+
+    Example:
+        >>> about_figures(3)["edge loss"].rpartition("; ")[2]
+        '1.504 if all classes are equally probable'
+    """
+    abouts = {one.name: one.about for one in FIGURES.values()}
+    if classes > 1:
+        even = math.log(classes) - math.log1p(-1 / classes)  # same side + other side of every edge pixel
+        abouts[FIGURES["edge"].name] += f"; {even:.3f} if all classes are equally probable"
+    return abouts
 
 
 # ----------------------------------------------------------------------------------------------------- where it fails

@@ -13,6 +13,9 @@ const element = (tag, properties = {}, ...children) => {
 };
 
 const text = (tag, textContent, className = "") => element(tag, { textContent, className });
+// A name that may wrap within its words, where a narrow table has no room for it.
+const breakable = (name) =>
+  element("span", {}, ...name.split(/(?<=[a-z\d])(?=[A-Z])|(?<=[._/])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part])));
 const swatch = (color) => element("span", { className: "swatch", style: `background: ${color}` });
 
 const svg = (tag, attributes, ...children) => {

@@ -18,7 +18,7 @@ const paintingOf = (key) => {
   if (key in CONTOURS) painting.fill(rgba(CONTOURS[key]), 1);
   else if (key === "picture") painting[HIDDEN] = special.void; // a veil
   else if (key === "errors") {
-    const right = image.picture ? (special.right & 0xffffff) | (70 << 24) : special.right; // the image is seen there
+    const right = image.picture ? 0 : special.right; // the image is seen there
     [painting[RIGHT_PIXEL], painting[WRONG_PIXEL]] = [right, special.wrong];
   } else if (!layer) painting.set(colors.map(rgba), FIRST);
   else {
@@ -136,21 +136,31 @@ const drawGrid = (context, { left, top, dots }, key, opacity = 1) => {
   context.globalAlpha = 1;
 };
 
-const drawPicture = (context, frame, opacity) => {
+// Cover what is drawn so that wrong pixels stand out: it remains in grays between those of PALE in palette.py.
+const pale = (context, ...area) => {
+  for (const [operation, color] of [["saturation", "#888"], ["source-over", "rgb(245 245 245 / 75%)"]]) {
+    Object.assign(context, { globalCompositeOperation: operation, fillStyle: color });
+    context.fillRect(...area);
+  }
+};
+
+const drawPicture = (context, frame, opacity, isPale) => {
   const { rows, columns } = image;
   context.globalAlpha = opacity;
   context.imageSmoothingEnabled = frame.dots < 2;
   context.imageSmoothingQuality = "high";
   const { left, top, dots } = frame;
-  context.drawImage(image.picture, -left * dots, -top * dots, columns * dots, rows * dots);
+  const area = [-left * dots, -top * dots, columns * dots, rows * dots];
+  context.drawImage(image.picture, ...area);
   context.globalAlpha = 1;
+  if (isPale) pale(context, ...area);
 };
 
 // Draw a layer over the image, and contours over both.
 const drawLayer = (context, frame, key, { opacity = 1, contours = [] } = {}) => {
   context.clearRect(0, 0, context.canvas.width, context.canvas.height);
   const alone = key === "picture";
-  if (image.picture) drawPicture(context, frame, image.keep && !alone ? 0.35 : 1);
+  if (image.picture) drawPicture(context, frame, image.keep && !alone ? 0.35 : 1, key === "errors");
   if (!alone || image.keep) drawGrid(context, frame, key, alone ? 0.85 : image.picture ? opacity : 1);
   for (const name of contours) (frame.dots >= LINES_FROM ? drawContour : drawGrid)(context, frame, `contour ${name}`);
 };

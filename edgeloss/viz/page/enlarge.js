@@ -8,7 +8,8 @@ let place = null; // the element whose image is shown
 let current = 0; // which of its pictures
 
 const showLarge = () => {
-  const { name, about = "", figures, photo } = imageOf.get(place);
+  const image = imageOf.get(place);
+  const { name, figures, photo } = image;
   current = (current + figures.length) % figures.length;
   const act = (label, title, action) => {
     const made = element("button", { type: "button", textContent: label, title });
@@ -17,7 +18,7 @@ const showLarge = () => {
   };
   const moves = [act("←", "Previous image (P)", () => stepLarge(-1)), act("→", "Next image (N)", () => stepLarge(1))];
   const close = act("Close", "Close (Esc)", () => large.close());
-  const head = element("div", { className: "head" }, element("h2", {}, name, " ", text("small", about)), element("span", {}, ...moves, close));
+  const head = element("div", { className: "head" }, element("h2", {}, name, " ", element("small", {}, ...saidOf(image))), element("span", {}, ...moves, close));
   const tabs = figures.map(({ caption }, at) => {
     const made = act(caption, "", () => showPicture(at));
     made.ariaPressed = String(at === current);
@@ -26,9 +27,9 @@ const showLarge = () => {
   const stage = element("div", { className: "stage" }, pictureOf(figures[current], photo));
   const [width, height] = figures[current].size;
   stage.style.setProperty("--aspect", width / height);
-  const { bar } = figures[current];
+  const { bar, key } = figures[current];
   const hint = text("p", "← → or a swipe: other pictures of this image. N, P: next and previous image. Esc: close.", "hint");
-  large.replaceChildren(head, element("div", { className: "tabs" }, ...tabs), stage, element("div", {}, ...(bar ? [barOf(bar)] : []), hint));
+  large.replaceChildren(head, element("div", { className: "tabs" }, ...tabs), stage, element("div", {}, ...(bar ? [barOf(bar)] : []), ...(key ? [keyOf(keys[key])] : []), hint));
 };
 
 const showPicture = (at) => {

@@ -8,7 +8,8 @@ const applyFilter = () => {
   const limits = [...filter.ranges].map(([key, { text }]) => `${layerOf(key).name} ${text}`);
   if (filter.pair) limits.push(filter.pair.map(nameOf).join(" → "));
   const about = limits.length ? ` (${limits.join("; ")})` : "";
-  find("#filter span").textContent = image.keep ? `${grouped(kept)} of ${grouped(image.keep.length)} pixels are shown${about}.` : "";
+  const all = grouped(image.rows * image.columns);
+  find("#filter span").textContent = image.keep ? `${grouped(kept)} of ${all} pixels are shown${about}.` : `All ${all} pixels are shown.`;
   find("#clear").hidden = !image.keep;
   redraw();
 };
@@ -71,8 +72,6 @@ const makeLegend = () => {
   });
   find("#legend").replaceChildren(...entries);
   findAll("#legend :is(input, button)").forEach((one, at) => (one.tabIndex = at ? -1 : 0));
-  const others = { right: "right", wrong: "wrong", void: "ignored", nothing: "no edge, zero gradient, far", loud: "not finite" };
-  find("#key").replaceChildren(...Object.entries(others).map(([name, meaning]) => element("li", {}, swatch(data.special[name]), meaning)));
 };
 
 // ---------------------------------------------------------------------------------------------------------- histograms
@@ -116,7 +115,7 @@ const makeHistogram = (layer) => {
     for (const [input, at] of [[from, low], [to, high + 1]]) input.ariaValueText = number(border(at));
     chosen.setAttribute("d", barsOf(counts, low, high));
     const whole = low === 0 && high === most;
-    about.textContent = whole ? "" : text;
+    about.textContent = whole ? `up to ${grouped(Math.max(...counts))} in a bar` : text;
     if (whole) filter.ranges.delete(layer.key);
     else filter.ranges.set(layer.key, { first: low ? codeOf(border(low)) : FIRST + layer.log, end: high < most ? codeOf(border(high + 1)) : NOT_FINITE, text });
   };

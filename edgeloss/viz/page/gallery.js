@@ -1,13 +1,14 @@
 // A gallery of thumbnails: sort the images, and show those of a class or name.
 
-const SHOWN = [1, 5, 2, 3]; // labels, difference and both predictions
-const cardOf = (image, first) => {
+const figureLine = ([title, value, change]) =>
+  element("div", {}, text("dt", title), element("dd", {}, value, ...(change ? [" ", text("small", change.text, change.tone)] : [])));
+const cardOf = (image, places) => {
   const { name, link, photo, figures, lines } = image;
-  const values = lines.map(([title, value]) => element("div", {}, text("dt", title), text("dd", value)));
+  const pictured = (at) => element("figure", {}, pictureOf(figures[at], photo), text("figcaption", figures[at].caption));
   const head = link
-    ? [element("a", { href: link }, ...figures.map((one) => pictureOf(one, photo)), text("strong", name))]
-    : [picturesOf(image, first, SHOWN, "shown"), text("strong", name)];
-  return element("li", { className: "card" }, ...head, element("dl", {}, ...values));
+    ? [element("a", { href: link }, element("div", { className: "shown" }, ...places.map(pictured)), text("strong", name))]
+    : [picturesOf(image, places, places, "shown"), text("strong", name)];
+  return element("li", { className: "card" }, ...head, element("dl", {}, ...lines.map(figureLine)));
 };
 
 // The IoU of a class: of one network, or how much the second has more than the first; null where it does not occur.
@@ -16,14 +17,25 @@ const changeOf = (iou, label) => {
   return iou.length < 2 || first === null || last === null ? last : last - first;
 };
 
-parts.gallery = ({ about, items, first, sort, always, scores, classes }) => {
-  const cards = items.map((one) => cardOf(one, first));
+// A figure of two networks: of both, and how it changed.
+const isOfTwo = items.some(({ iou }) => iou.length > 1);
+const classLine = (name, iou) => {
+  const change = isOfTwo && !iou.includes(null) ? 100 * (iou[1] - iou[0]) : null;
+  const shown = change === null ? null : `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)}`;
+  const tone = /[1-9]/.test(shown) ? (change > 0 ? "better" : "worse") : "";
+  return figureLine([`IoU of ${name}`, iou.map((one) => percent(one)).join(" → "), shown && { text: shown, tone }]);
+};
+
+parts.gallery = ({ shown, sort, always, scores, classes }) => {
+  const cards = items.map((one) => cardOf(one, shown));
   const gallery = element("ul", { className: "gallery rows" }, ...cards);
   const menu = (id, entries) => element("select", { id }, ...entries.map(([value, name]) => new Option(name, value)));
-  const by = menu("sort", [...sort, ["name", "name"]]);
+  const titles = Object.fromEntries(sort);
+  const by = menu("sort", [...sort.map(([key, name]) => [key, isOfTwo ? `change in ${name}` : name]), ["name", "name"]]);
   const class_ = menu("class", [["", "all classes"], ...classes]);
   const search = element("input", { id: "search", type: "search", size: 14 });
-  const order = element("button", { id: "order", ariaPressed: "false", textContent: "Reverse" });
+  const order = element("button", { id: "order", title: "Reverse the order" });
+  let reversed = false;
   const count = element("span", { id: "count", role: "status" });
 
   // The worst come first; what is not finite is worst of the losses, and no score.
@@ -33,34 +45,45 @@ parts.gallery = ({ about, items, first, sort, always, scores, classes }) => {
     const sign = scores.includes(key) ? 1 : -1;
     return (a, b) => (value(a) === value(b) ? a - b : sign * (value(a) - value(b)));
   };
+  // Of one network, a bar behind each figure that the page sorts by: its part of the largest one, or of a score.
+  const showBars = () => {
+    const values = items.map(({ values }) => values[by.value] ?? Infinity);
+    const most = scores.includes(by.value) ? 1 : Math.max(...values.filter(Number.isFinite)) || 1;
+    const partOf = (value) => limited(value / most, 0, 1);
+    if (!isOfTwo) cards.forEach((card, at) => card.style.setProperty("--part", partOf(values[at])));
+  };
   const arrange = () => {
     const places = [...items.keys()].sort(comparison(by.value));
-    if (order.ariaPressed === "true") places.reverse();
+    if (reversed) places.reverse();
+    const isRising = reversed !== (by.value === "name" || scores.includes(by.value));
+    order.textContent = by.value === "name" ? (isRising ? "A to Z" : "Z to A") : isRising ? "Lowest first" : "Highest first";
+    showBars();
     gallery.append(...places.map((at) => cards[at]));
     items.forEach(({ name, iou }, at) => {
       const hasClass = !class_.value || iou.some((one) => (one[class_.value] ?? null) !== null);
       cards[at].hidden = !hasClass || !name.toLowerCase().includes(search.value.toLowerCase());
       for (const line of findAll("dl div", cards[at])) {
         const title = find("dt", line).textContent;
-        line.classList.toggle("by", title === by.selectedOptions[0].textContent);
+        line.classList.toggle("by", title === titles[by.value]);
         line.hidden = !line.classList.contains("by") && !always.includes(title);
       }
       find(".class", cards[at])?.remove();
-      const shown = iou.map((one) => percent(one[class_.value] ?? null)).join(" → ");
-      const line = [text("dt", `IoU of ${class_.selectedOptions[0].textContent}`), text("dd", shown)];
-      if (class_.value) find("dl", cards[at]).append(element("div", { className: "class" }, ...line));
+      if (!class_.value) return;
+      const line = classLine(class_.selectedOptions[0].textContent, iou.map((one) => one[class_.value] ?? null));
+      line.className = "class";
+      find("dl", cards[at]).append(line);
     });
     const visible = cards.filter(({ hidden }) => !hidden).length;
     arrangeRows();
-    count.textContent = `${visible < cards.length ? `${visible} of ` : ""}${cards.length} images`;
+    count.textContent = visible < cards.length ? `${visible} of ${cards.length} images` : "";
   };
   for (const chooser of [by, class_]) chooser.addEventListener("change", arrange);
   search.addEventListener("input", arrange);
   order.addEventListener("click", () => {
-    order.ariaPressed = String(order.ariaPressed !== "true");
+    reversed = !reversed;
     arrange();
   });
   arrange();
   const label = (name, input) => element("label", {}, `${name} `, input);
-  return [...(about ? [text("p", about, "hint")] : []), element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
+  return [element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
 };

@@ -27,22 +27,25 @@ parts.heading = ({ title, about }) => [text("h2", title, "section"), ...(about ?
 const figuresOf = (values, changes, className) => {
   const shown = ([name, value, about]) => {
     const change = changes[name] ? [" ", text("small", changes[name].text, changes[name].tone)] : [];
-    const number = element("dd", { className: /^-?(nan|inf)$/.test(value) ? "loud" : "" }, value, ...change);
+    const [amount, unit] = value.split("\u00a0");
+    const units = unit ? [text("span", `\u00a0${unit}`, "unit")] : [];
+    const number = element("dd", { className: /^-?(nan|inf)$/.test(amount) ? "loud" : "" }, amount, ...units, ...change);
     return element("div", {}, text("dt", name), number, ...(about ? [text("dd", about, "what")] : []));
   };
   return element("dl", { className }, ...values.map(shown));
 };
 
 parts.tiles = ({ title, values, changes, about, more }) => {
-  const lines = [figuresOf(values, changes, "tiles rows filled"), ...(about ? [text("p", about, "hint")] : [])];
-  if (more.length) lines.push(foldedOf("The loss and its terms", figuresOf(more, changes, "facts")));
-  return [...(title ? [text("h2", title)] : []), ...lines];
+  const [shown, hints] = [figuresOf(values, changes, "tiles rows filled"), about ? [text("p", about, "hint")] : []];
+  const below = more.length ? [foldedOf("The loss and its terms", ...hints, figuresOf(more, changes, "facts"))] : hints;
+  return [...(title ? [text("h2", title)] : []), shown, ...below];
 };
 
-parts.key = ({ entries }) => [element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)))];
+const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)));
+parts.key = ({ entries }) => [keyOf(entries)];
 
-const foldedOf = (title, content) => {
-  const made = element("details", {}, text("summary", title), content);
+const foldedOf = (title, ...content) => {
+  const made = element("details", {}, text("summary", title), ...content);
   addEventListener("beforeprint", () => (made.open = true));
   return made;
 };
@@ -61,13 +64,14 @@ const compared = (first, second, sign) => {
   return sign * (a - b);
 };
 
-// A table that its columns sort, in a frame that scrolls; the first cell of a row may be a name and its color.
-parts.table = ({ head, rows, foot, label, notes }) => {
-  const named = rows.map(([first, ...others]) => [Array.isArray(first) ? [swatch(first[1]), first[0]] : first, ...others]);
-  const buttons = head.map((name) => element("button", { type: "button", textContent: name }));
+// A table that its columns sort if there are several rows to sort, in a frame that scrolls; the first cell of a row may be a name and its color.
+parts.table = ({ head, rows, foot, label, notes, sorts = true }) => {
+  const nameOfRow = (first) => (Array.isArray(first) ? [swatch(first[1]), first[0]] : breakable(first));
+  const named = rows.map(([first, ...others]) => [nameOfRow(first), ...others]);
+  const buttons = head.map((name) => (sorts ? element("button", { type: "button" }, breakable(name)) : breakable(name)));
   const table = Object.assign(tableOf(named, { head: buttons, foot, named: true }), { className: "sortable" });
   const heads = findAll("thead th", table);
-  buttons.forEach((button, column) =>
+  if (sorts) buttons.forEach((button, column) =>
     button.addEventListener("click", () => {
       const falls = heads[column].ariaSort ? heads[column].ariaSort === "ascending" : column > 0;
       for (const other of heads) other.removeAttribute("aria-sort");
@@ -82,7 +86,7 @@ parts.table = ({ head, rows, foot, label, notes }) => {
 };
 
 parts.tables = ({ title, about, tables, folded }) => {
-  const shown = tables.map((one) => element("div", {}, ...(one.title ? [text("h3", one.title)] : []), ...parts.table(one)));
+  const shown = tables.map((one) => element("div", {}, ...(one.title ? [text("h3", one.title)] : []), ...parts.table({ ...one, sorts: one.rows.length > 5 })));
   const content = element("div", { className: "tables" }, ...shown);
   const lines = [text("h2", title), ...(about ? [text("p", about, "hint")] : []), content];
   return [element("section", { className: "card" }, ...(folded ? [foldedOf(title, content)] : lines))];
@@ -102,40 +106,57 @@ const pictureOf = ({ source, base, size: [width, height], caption }, photo) => {
 // The color bar of a picture.
 const barOf = ({ low, high, colors }) => {
   const ramp = element("i");
-  ramp.style.background = `linear-gradient(to right, ${(colors ?? data.scale).join(",")})`;
+  ramp.style.backgroundImage = `linear-gradient(to right, ${(colors ?? data.scale).join(",")})`;
   return element("span", { className: "color-bar" }, text("span", low), ramp, text("span", high));
 };
 
-// The pictures of an image, each of which can be enlarged; some of them are shown in a gallery. Narrow screens show one
-// of them, and the others when asked.
-const picturesOf = (image, first, places = image.figures.keys(), className = "figures") => {
+const { items = [], keys = {} } = data.parts.find(({ kind }) => kind === "gallery") ?? {};
+
+// The pictures of an image, each of which can be enlarged; some of them are shown in a gallery. Narrow screens show those
+// at the places "first", and the others when asked.
+const picturesOf = (image, first, places = [...image.figures.keys()], className = "figures") => {
   const made = element("div", { className });
   for (const at of places) {
-    const { caption, bar } = image.figures[at];
+    const { caption, bar, key } = image.figures[at];
     const picture = pictureOf(image.figures[at], image.photo);
     const shown = picture.childElementCount ? element("button", { type: "button", className: "enlarge" }, picture) : picture;
     shown.addEventListener("click", () => enlarge(made, at));
-    const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []));
-    made.append(element("figure", { className: at === first ? "first" : "" }, shown, about));
+    // The key of the classes is above all pictures.
+    const colors = key && key !== "classes" ? [keyOf(keys[key])] : [];
+    const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []), ...colors);
+    const figure = element("figure", { className: first.includes(at) ? "first" : "" }, shown, about);
+    figure.style.setProperty("--place", first.indexOf(at) - first.length);
+    made.append(figure);
   }
   imageOf.set(made, image);
   return made;
 };
 
 const unfold = (figures) => {
-  const made = element("button", { type: "button", className: "unfold", textContent: `All ${figures.childElementCount} pictures`, ariaExpanded: "false" });
-  made.addEventListener("click", () => (made.ariaExpanded = String(figures.classList.toggle("unfolded"))));
+  const made = element("button", { type: "button", className: "unfold" });
+  const show = (all) => {
+    made.textContent = all ? "Fewer pictures" : `All ${figures.childElementCount} pictures`;
+    made.ariaExpanded = String(all);
+  };
+  made.addEventListener("click", () => show(figures.classList.toggle("unfolded")));
+  show(false);
   return made;
 };
 
-// Rows of pictures, each with a title: of an image of the gallery, or with its own.
+// What is said of an image: a text, or the first of its figures in a gallery, and how that changed.
+const saidOf = ({ about, change, lines }) => {
+  const [title, value, changed] = lines?.[0] ?? [];
+  const tone = change ?? changed;
+  return [about ?? (lines ? `${title} ${value}` : ""), ...(tone ? [" ", text("small", `(${tone.text})`, tone.tone)] : [])];
+};
+
+// Rows of pictures, each with a title: of an image of the gallery, or with its own. Narrow screens show one or some of
+// them first.
 parts.figures = ({ title, text: content, first, rows }) => {
-  const { items } = data.parts.find(({ kind }) => kind === "gallery") ?? {};
-  const shown = rows.flatMap(({ item, about, change, ...own }) => {
-    const image = item === undefined ? own : items[item];
-    const tone = change ? [" ", text("small", `(${change.text})`, change.tone)] : [];
-    const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, about, ...tone));
-    const figures = picturesOf({ ...image, about }, first);
+  const shown = rows.flatMap((row) => {
+    const image = items[row.item] ?? row;
+    const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, ...saidOf(image)));
+    const figures = picturesOf(image, [first].flat());
     return [head, figures, unfold(figures)];
   });
   return [element("section", { className: "card" }, text("h2", title), ...(content ? [text("p", content, "hint")] : []), ...shown)];

@@ -118,5 +118,5 @@ const showWorst = () => {
 const drawWorst = () =>
   findAll("#worst canvas").forEach((canvas, at) => {
     const { top, left, across } = image.worst.places[at];
-    drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.55 });
+    drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.8 });
   });

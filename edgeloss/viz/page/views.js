@@ -3,7 +3,7 @@
 const canvases = findAll(".pane > canvas");
 const menus = findAll(".layer");
 const blends = findAll(".opacity");
-const opacities = { labels: 60, values: 100 }; // in percent: maps hide the image, so that the color bar holds
+const opacities = { labels: 60, values: 100 }; // in percent: maps and wrong pixels hide the image, as their colors mean something
 const OUTLINE = { same: "#00c8ff", other: "#ff9d2e", own: "#ff2d2d" };
 const MOST = 48; // screen pixels of a pixel of the image
 
@@ -104,13 +104,29 @@ const redraw = () => {
   });
 };
 
+// What the colors of a layer mean that belong neither to a class nor to a number: those that occur.
+const NOTHING_MEANS = { "off the edges": "no edge", zero: "zero gradient", far: "no other label near" };
+const othersOf = (key) => {
+  const codes = image.arrays[key] ?? image.arrays.truth;
+  const isErrors = key === "errors";
+  const occurring = {
+    right: isErrors && !image.picture,
+    wrong: isErrors && image.pixels.wrong,
+    void: key !== "picture" && key !== "prediction" && codes.includes(IGNORED),
+    nothing: layerOf(key) && codes.includes(NOTHING),
+    loud: (image.failures[key] ??= failures(key)).length,
+  };
+  const meanings = { right: "right", wrong: "wrong", void: "ignored", nothing: NOTHING_MEANS[layerOf(key)?.nothing], loud: "not finite" };
+  return Object.entries(meanings).flatMap(([name, meaning]) => (occurring[name] ? [[meaning, data.special[name]]] : []));
+};
+
 const ABOUT_LABELS = {
   picture: "the photograph",
   truth: "the true labels",
   prediction: "the most probable class of each pixel",
-  errors: "wrong pixels in red",
+  errors: "where the prediction has another class than the truth",
 };
-const kindOf = (key) => (layerOf(key) ? "values" : "labels");
+const kindOf = (key) => (layerOf(key) || key === "errors" ? "values" : "labels");
 
 // Show the layer of the menu of a view.
 const showLayer = async (side) => {
@@ -127,6 +143,7 @@ const showLayer = async (side) => {
   find(".stats", pane).textContent = layer?.stats ?? "";
   find(".scale", pane).classList.toggle("on", Boolean(layer));
   find(".what", pane).textContent = layer?.about ?? ABOUT_LABELS[key];
+  find(".others", pane).replaceChildren(keyOf(othersOf(key)));
   find(".color-bar", pane)?.remove();
   if (layer) find(".scale", pane).prepend(barOf(layer.bar));
   const name = menus[side].selectedOptions[0].textContent;

@@ -55,7 +55,7 @@ def test_folders_give_pages_and_an_index(run: Run, folders: Path) -> None:
     assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.png", "c.png", "index.html"]
     assert links(output) == ["./a.png", "./b.png", "./c.png"]
     items = gallery_items(output / "index.html")
-    assert all(item["figures"][0]["source"].startswith("data:image/png;base64,") for item in items)
+    assert all(item["figures"][-1]["source"].startswith("data:image/png;base64,") for item in items)
     assert all(item["photo"].startswith("data:image/jpeg;base64,") for item in items)
     assert "<title>preds: 3 images · edgeloss index</title>" in (output / "index.html").read_text("utf-8")
 

@@ -207,7 +207,8 @@ def test_pictures_are_side_by_side_and_lead_through_the_images(
     page = browse(folders / "compare.html")
     script = "return findAll('.figures').map((row) => [...row.children].slice(0, 4).map((one) => one.offsetTop))"
     for image, truth, first, second in page.execute_script(script):
-        assert image == truth == first == second  # or all are hidden
+        assert first == second
+        assert width <= 700 or image == truth == first  # narrow screens show two next to each other
     script = "return findAll('.figures').map((row) => findAll('figure', row).filter((one) => one.offsetParent).length)"
     assert set(page.execute_script(script)) == {4 if width <= 700 else 8}
     page.execute_script("findAll('.unfold').forEach((one) => one.click())")

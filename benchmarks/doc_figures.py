@@ -29,6 +29,7 @@ from quality.tables import (
     BASELINE,
     CONTROL,
     Summary,
+    by_loss,
     classes_table,
     differences_table,
     images_table,
@@ -57,6 +58,7 @@ MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_TOLERANCES = ("f1_1", "f1_3", "f1_5", "boundary_iou_005", "boundary_iou_02", "trimap_1")
 OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge", "ece")
 OF_TRAINED = ("f1_1", "f1_any_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
+OF_LONG = ("f1_1", "f1_3", "f1_5", "f1_any_1", "boundary_iou_005", "miou", "ece_edge", "ece")
 OF_THIN = ("f1_1", "f1_any_1", "cldice", "boundary_iou_005", "miou", "ece_edge")
 # Plans that are scored on held-out images.
 TRIALS = ("balance", "focus", "pure", "region", "rivals-tune", "study", "terms")
@@ -336,6 +338,7 @@ def trained_table(plan: str, metrics: Sequence[str] = OF_TRAINED) -> list[str]:
 
 
 thin_table = partial(trained_table, metrics=OF_THIN)
+long_table = partial(trained_table, metrics=OF_LONG)
 
 
 def losses_table(plan: str) -> list[str]:
@@ -476,6 +479,17 @@ def without_lines() -> list[str]:
     settings = [setting for setting in compared() if len(rows_in(setting)[0]["classes"]) > 3]
     pairs = ((setting, loss) for setting in settings for loss in (ours(setting), best_rival(setting)))
     return without_table(((setting, rows_in(setting), str(loss)) for setting, loss in pairs), BASELINE)
+
+
+def images_of(plan: str) -> list[str]:
+    """Return the differences to cross-entropy in the scores of single images, of the losses of a plan."""
+    rows = [(setting, rows, loss) for setting, rows in results_of(plan).items() for loss in by_loss(rows)]
+    return or_none(images_table([row for row in rows if row[2] != BASELINE], BASELINE))
+
+
+def classes_of(plan: str) -> list[str]:
+    """Return the scores of each class under the losses of a plan of one setting."""
+    return classes_table(*next(((rows, [*by_loss(rows)]) for rows in results_of(plan).values()), ([], [])))
 
 
 def classes_lines(setting: str) -> list[str]:
@@ -632,8 +646,9 @@ def landing_table() -> list[str]:
 def of_plan(page: str, lines: Callable[..., list[str]], plan: str, *arguments: str) -> Figures:
     """Return the figures of a table of a page that is made of a plan's results."""
     command = f"{TABLE.replace('val', 'held-out') if plan in TRIALS else TABLE} configs/quality-{plan}.yaml"
-    if lines in (trained_table, thin_table):
-        command += f" --metrics {' '.join(OF_TRAINED if lines is trained_table else OF_THIN)}"
+    shown = {trained_table: OF_TRAINED, thin_table: OF_THIN, long_table: OF_LONG}
+    if lines in shown:
+        command += f" --metrics {' '.join(shown[lines])}"
     elif lines is ahead_table:
         command += f' --baseline "{arguments[0]}"'
     return Figures(command, {page: partial(lines, plan, *arguments)})
@@ -761,6 +776,9 @@ FIGURES = {
     "pretrained": of_plan(PEERS, trained_table, "pretrained"),
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
     "thin": of_plan("docs/quality.md", thin_table, "thin"),
+    "long": of_plan("docs/quality.md", long_table, "long"),
+    "images of long": of_plan(PEERS, images_of, "long"),
+    "classes of long": Figures(f"{TABLE} configs/quality-long.yaml --classes", {PEERS: partial(classes_of, "long")}),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),
     "controls": of_plan("docs/tried.md", losses_table, "controls"),
     "balance": of_plan("docs/tried.md", ahead_table, "balance", PASS),

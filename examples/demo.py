@@ -3,7 +3,7 @@
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
 with one thread each, in two to four minutes on two idle cores. OUTPUT gets the data, the two runs of train.py with
-their pages, demo.png (the median image under both networks), comparison.html (all images, by the command edgeloss) and
+their pages, comparison.html (all images, by the command edgeloss), demo.png (the median one under both networks) and
 report.html (the median one, pixel by pixel).
 """
 
@@ -29,14 +29,16 @@ from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
+from scipy.ndimage import distance_transform_edt
 
 from edgeloss.cli.progress import shown_time
 from edgeloss.io import VOID_INDEX, read_classes
-from edgeloss.viz import distinct_colors
+from edgeloss.viz import distinct_colors, gallery
 from edgeloss.viz.coloring import picture_of_labels
+from edgeloss.viz.palette import VOID
 from edgeloss.viz.run_page import Row
 
+Rgb, Labels = npt.NDArray[np.uint8], npt.NDArray[np.int64]
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
 RUNS = {"cross-entropy": ["--model.loss.edge_weight=0", "--model.loss.region_weight=0"], "EdgeAwareLoss": []}
@@ -53,24 +55,22 @@ SCORES = {
 }
 SPECKLES = "stray wire pixels"
 ABOUT = """
-Accuracy at edges counts the pixels with another label next to them.
 Boundary IoU is the overlap of strips along the borders; boundary F1 compares the borders, with a tolerance of 1 px.
+Accuracy at edges counts the pixels with another label next to them.
 Stray wire pixels are called wire more than 3 px away from any.
 """
 # What OUTPUT has, in the order to look at it.
 WRITTEN = {
-    "demo.png": "the image of the median gain",
-    "comparison.html": "every image under both networks",
+    "comparison.html": "start here: every image under both networks",
+    "demo.png": "the median image under both networks",
     "report.html": "the median image pixel by pixel",
     **{f"{name}/report.html": f"the training with {name}" for name in RUNS},
 }
 EPOCHS = 30
 SILENT = 30  # seconds after which a line says how far the trainings are
-VOID, WRONG = (0.55, 0.55, 0.55), (0.9, 0.0, 0.0)  # colors of pixels without a label, and of wrong ones
 ZOOM = 32  # pixels across
-
-
-LINE = {"mIoU": "mean IoU", "boundary IoU": "boundary IoU"}  # figures of train.py's lines, and their names
+# Figures of train.py's lines, and their names.
+LINE = {"mIoU": SCORES["val/miou"], "boundary F1 (1 px)": SCORES["val/boundary_f1_1"]}
 
 
 class Epochs:
@@ -85,6 +85,7 @@ class Epochs:
         self.total = total
         self._figures: dict[str, list[list[str]]] = {name: [] for name in RUNS}
         self._begin = self._last = time.monotonic()
+        self._first_end = self._begin  # of the first epoch, which takes longer than others since it has the start
         self._print("", *(f"{name:<28}" for name in LINE.values()))
         self._print("epoch", *(f"{run:>13}" for _ in LINE for run in RUNS))
 
@@ -92,19 +93,26 @@ class Epochs:
         """Take a line of a training, and print the epochs that are new in both."""
         before = self._done()
         # Not the losses, which can't be compared.
-        found = (re.search(rf"{key} ([\d.]+)", line) for key in LINE)
+        found = (re.search(rf"{re.escape(key)} ([\d.]+)", line) for key in LINE)
         self._figures[name].append([f"{one[1]}%" if one else "–" for one in found])
         for done in range(before + 1, self._done() + 1):
             pairs = zip(*(figures[done - 1] for figures in self._figures.values()), strict=True)
-            left = (time.monotonic() - self._begin) / done * (self.total - done)
-            shown = f"about {shown_time(left)} left" if done < self.total else ""
-            self._print(f"{done}/{self.total}", *(f"{value:>13}" for pair in pairs for value in pair), shown)
+            cells = (f"{value:>13}" for pair in pairs for value in pair)
+            self._print(f"{done}/{self.total}", *cells, self._shown_left(done))
 
     def say_if_silent(self) -> None:
-        """Print how far both are if there was no line for a while."""
+        """Print which epoch is running if there was no line for a while."""
         if (now := time.monotonic()) - self._last >= SILENT:
-            ends = ", ".join(f"{name} {len(figures)}" for name, figures in self._figures.items())
-            self._print("", f"after {shown_time(now - self._begin)}, epochs that have ended: {ends}")
+            self._print("", f"{shown_time(now - self._begin)}: epoch {self._done() + 1} of {self.total} is running")
+
+    def _shown_left(self, done: int) -> str:
+        """Return how long the rest takes, from the second epoch to the last but one."""
+        now = time.monotonic()
+        if done == 1:
+            self._first_end = now
+        if done in (1, self.total):
+            return ""
+        return f"about {shown_time((now - self._first_end) / (done - 1) * (self.total - done))} left"
 
     def _done(self) -> int:
         return min(map(len, self._figures.values()))
@@ -140,78 +148,122 @@ def train_both(output: Path, epochs: int, overrides: Sequence[str]) -> int:
     return max(training.result() for training in trainings)
 
 
-def score_table(runs: dict[str, Row], speckles: Sequence[int]) -> Table:
+def score_table(runs: dict[str, Row], speckles: Sequence[int], seed: int) -> Table:
     """Return the scores of two runs, what the second gains in percentage points, and what it may lose: speckles."""
     table = Table(
-        title="\nValidation images, after the last epoch\n", title_justify="left", box=SIMPLE_HEAD, show_edge=False
+        title="\nValidation images, after the last epoch\n",
+        title_justify="left",
+        caption=f"\nOne training each, from seed {seed}, on drawn images: another seed gives other figures.",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
     )
     for name in ("", *runs, "change"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table.add_column("", no_wrap=True)
     first, second = runs.values()
     for key, name in SCORES.items():
         a, b = (100 * (row[key] or 0.0) for row in (first, second))
-        table.add_row(name, f"{a:.1f}%", f"{b:.1f}%", f"{b - a:+.1f} points{', worse' if round(b - a, 1) < 0 else ''}")
-    more = speckles[1] - speckles[0]
-    table.add_row(SPECKLES, *map(str, speckles), f"{more:+d} pixels{', worse' if more > 0 else ''}")
+        table.add_row(name, f"{a:.1f}%", f"{b:.1f}%", f"{b - a:+.1f} points", verdict(round(b - a, 1)))
+    before, after = speckles
+    change = f"{(after - before) / before:+.0%}" if before else f"{after - before:+d}"
+    table.add_row(SPECKLES, str(before), str(after), change, verdict(before - after))
     return table
 
 
-def draw_image(output: Path, name: str, scores: Sequence[Row]) -> Figure:
-    """Draw an image, its labels and what both networks predict, and a part of them where these differ at borders."""
+def verdict(gain: float) -> str:
+    """Return what a gain is."""
+    return "better" if gain > 0 else "worse" if gain < 0 else "the same"
+
+
+def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Figure:
+    """Draw the median image, its labels, what both networks predict and where these differ, and two parts of it.
+
+    Args:
+        output: the folder of the demo.
+        name: of the image.
+        scores: of the image, of each network.
+        count: of the images of which this is the median.
+    """
     data = output / "data"
-    files = {"true labels": data / "val" / "masks", **{run: output / run / "labels" for run in RUNS}}
+    files = {"ground truth": data / "val" / "masks", **{run: output / run / "labels" for run in RUNS}}
     truth, *predictions = (np.asarray(Image.open(folder / f"{name}.png")).astype(int) for folder in files.values())
-    void, photo = truth == VOID_INDEX, np.asarray(Image.open(data / "val" / "images" / f"{name}.png"))
-    wrong = [(labels != truth) & ~void for labels in predictions]
+    truth[truth == VOID_INDEX] = -1
+    photo = np.asarray(Image.open(data / "val" / "images" / f"{name}.png"))
     classes = read_classes(data / "classes.txt").names
     colors = distinct_colors(len(classes))
-    labels = [picture_of_labels(np.where(void, -1, drawn), colors, VOID) for drawn in (truth, *predictions)]
-    marked = [np.where(bad[..., None], np.uint8(255 * np.array(WRONG)), photo // 3 + 170) for bad in wrong]
-    borders = maximum_filter(truth, 3) != minimum_filter(truth, 3)
-    top, left = densest_part((wrong[0] != wrong[1]) & borders)
-    figure = Figure(figsize=(10, 6.1), layout="constrained")
-    figure.suptitle(
-        f"Validation image {name}: of all, it gains the median of boundary F1 (1 px). Below: the part where the two"
-        " differ most at borders",
-        x=0.005, ha="left", fontsize=11,
-    )  # fmt: skip
-    whole, zoomed = figure.subplots(2, 4)
-    for axes, title, picture in zip(whole, ("image", *files), (photo, *labels), strict=True):
-        _show(axes, picture, title)
-        axes.add_patch(Rectangle((left - 0.5, top - 0.5), ZOOM, ZOOM, fill=False, edgecolor="black", linewidth=1.5))
-    for axes, row in zip(whole[2:], scores, strict=True):
-        axes.set_xlabel(f"boundary F1, 1 px: {row['boundary_f1_1px'] or 0:.1%}", loc="left")
-    part = slice(top, top + ZOOM), slice(left, left + ZOOM)
-    for axes, picture in zip(zoomed, (photo, labels[0], *marked), strict=True):
-        _show(axes, picture[part], "")
-    for axes, bad in zip(zoomed[2:], wrong, strict=True):
-        axes.set_xlabel(f"wrong pixels here: {bad[part].sum()}", loc="left")
-    meanings = {**dict(zip(classes, colors, strict=True)), "not labeled": VOID, "wrong": WRONG}
+    maps = [picture_of_labels(np.where(truth < 0, -1, labels), colors) for labels in (truth, *predictions)]
+    pictures = {"image": photo, **dict(zip(files, maps, strict=True))}
+    pictures["difference"] = difference(photo, truth, *predictions)
+    wrong = [(labels != truth) & (truth >= 0) for labels in predictions]
+    fewer = wrong[0].astype(int) - wrong[1]
+    windows = {"A": window_of_most(fewer), "B": window_of_most(-fewer)}
+    parts = {"whole": (slice(None), slice(None)), **windows}
+    about = {"whole": "the whole image", "A": "A: most pixels gained", "B": "B: most pixels lost"}
+    before, after = RUNS
+
+    figure = Figure(figsize=(12.5, 8.9), layout="constrained")
+    title = f"Validation image {name}, the median of {count} by gain in boundary F1 (1 px)"
+    figure.suptitle(f"{title}\n", x=0.005, ha="left", weight="bold")
+    grid = figure.subplots(len(parts), len(pictures))
+    for row, (part, place) in zip(grid, parts.items(), strict=True):
+        row[0].set_ylabel(about[part])
+        for axes, picture in zip(row, pictures.values(), strict=True):
+            axes.imshow(picture[place], interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+        for axes, bad in zip(row[2:], wrong, strict=False):
+            axes.set_xlabel(f"wrong pixels: {bad[place].sum():,}", loc="left")
+    for axes, heading in zip(grid[0], pictures, strict=True):
+        axes.set_title(heading, loc="left", pad=6)
+        for part, place in windows.items():
+            _mark(axes, part, place)
+    for axes, figures in zip(grid[0][2:], scores, strict=False):
+        axes.set_xlabel(f"boundary F1: {figures['boundary_f1_1px'] or 0:.1%}\n{axes.get_xlabel()}", loc="left")
+    meanings = {
+        **dict(zip(classes, colors, strict=True)),
+        "ignored": VOID,
+        f"wrong in {before} only": gallery._BETTER,
+        f"wrong in {after} only": gallery._WORSE,
+        "wrong in both": gallery._BOTH,
+    }
     patches = [Patch(facecolor=color, edgecolor="black", linewidth=0.5) for color in meanings.values()]
-    figure.legend(patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False)
+    rule = (
+        f"Of all windows of {ZOOM} × {ZOOM} pixels, A is the one in which {after} has the fewest wrong pixels compared"
+        f" with {before}, and B the one in which it has the most."
+    )
+    key = figure.legend(patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False)
+    key.set(title=rule, alignment="left")
     return figure
 
 
-def _show(axes: Axes, picture: npt.NDArray[np.uint8], title: str) -> None:
-    axes.imshow(picture, interpolation="nearest")
-    axes.set_title(title, loc="left")
-    axes.set(xticks=[], yticks=[])
+def difference(photo: Rgb, truth: Labels, *predictions: Labels) -> Rgb:
+    """Return where which prediction is wrong, in the colors of comparison.html on the photograph in light gray."""
+    marks = gallery._difference(truth, *predictions, on_photo=True)
+    light = (140 + 0.27 * photo.mean(-1, keepdims=True)).astype(np.uint8)
+    return np.where(marks[..., 3:] > 0, marks[..., :3], light)
 
 
-def densest_part(mask: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Return top and left of the ``ZOOM`` × ``ZOOM`` pixels with the most of a mask.
+def _mark(axes: Axes, part: str, place: tuple[slice, slice]) -> None:
+    """Draw the frame of a window and its letter."""
+    top, left = (one.start for one in place)
+    axes.add_patch(Rectangle((left - 0.5, top - 0.5), ZOOM, ZOOM, fill=False, edgecolor="black", linewidth=1.5))
+    box = {"facecolor": "white", "edgecolor": "black", "boxstyle": "square,pad=0.15"}
+    axes.text(left, top, part, ha="left", va="top", fontsize=8, weight="bold", bbox=box)
+
+
+def window_of_most(counts: npt.NDArray[np.int64]) -> tuple[slice, slice]:
+    """Return the rows and columns of the ``ZOOM`` × ``ZOOM`` pixels of the largest sum.
 
     Example:
-        >>> mask = np.zeros((96, 96), bool)
-        >>> mask[40:50, 60:70] = True
-        >>> top, left = densest_part(mask)
-        >>> int(mask[top : top + ZOOM, left : left + ZOOM].sum())
-        100
+        >>> counts = np.zeros((96, 96), int)
+        >>> counts[40:50, 60:70], counts[:30, :30] = 1, -1
+        >>> int(counts[window_of_most(counts)].sum()), int(counts[window_of_most(-counts)].sum())
+        (100, -900)
     """
-    sums = np.pad(mask.astype(int), ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    sums = np.pad(counts, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
     totals = sums[ZOOM:, ZOOM:] - sums[:-ZOOM, ZOOM:] - sums[ZOOM:, :-ZOOM] + sums[:-ZOOM, :-ZOOM]
-    top, left = np.unravel_index(totals.argmax(), totals.shape)
-    return int(top), int(left)
+    top, left = (int(place) for place in np.unravel_index(totals.argmax(), totals.shape))
+    return slice(top, top + ZOOM), slice(left, left + ZOOM)
 
 
 def run_python(*words: object) -> str:
@@ -238,7 +290,7 @@ def write_pages(output: Path) -> None:
     print("    the page and the picture of the median image", flush=True)
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss.cli", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
-    draw_image(output, shown, scores[shown]).savefig(output / "demo.png", dpi=150)
+    draw_image(output, shown, scores[shown], len(scores)).savefig(output / "demo.png", dpi=150)
 
 
 def count_speckles(labels: Path, masks: Path, wire: int) -> int:
@@ -268,10 +320,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Draw the data, train both networks, and compare them."""
     console, output = Console(highlight=False, soft_wrap=True), options.output.resolve()
-    data = output / "data"
+    data, begin = output / "data", time.monotonic()
     console.print("==> drawing images of shapes and wires", markup=False)
     subprocess.run([sys.executable, "data/make_shapes.py", "--out", str(data), *DRAWN], cwd=ROOT, check=True)
-    took = ", two to four minutes on two idle cores" if options.epochs == EPOCHS else ""
+    took = ": two to four minutes on two idle cores, more on busy ones" if options.epochs == EPOCHS else ""
     console.print(
         f"==> training two networks for {options.epochs} epochs each, from seed {options.seed}{took}", markup=False
     )
@@ -284,11 +336,12 @@ def run(options: argparse.Namespace) -> int:
     last = {name: history[-1] for name, history in histories.items()}
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
     counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
-    console.print(score_table(last, counts))
+    console.print(score_table(last, counts, options.seed))
     console.print(ABOUT, markup=False)
     for name, about in WRITTEN.items():
         console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)
-    console.print("\nNext, train on your own images: docs/training.md", markup=False)
+    took = shown_time(time.monotonic() - begin)
+    console.print(f"\nThis took {took}. Next, train on your own images: docs/training.md", markup=False)
     return 0
 
 

@@ -34,14 +34,22 @@ def test_speckles_are_counted(tmp_path: Path) -> None:
 def test_the_table_has_what_is_lost_too() -> None:
     first: dict[str, Any] = dict.fromkeys(demo.SCORES, 0.5)
     second = first | {"val/miou": 0.4, "val/iou/wire": 0.6}
-    table = demo.score_table({"cross-entropy": first, "EdgeAwareLoss": second}, (7, 9))
-    assert [column.header for column in table.columns] == ["", "cross-entropy", "EdgeAwareLoss", "change"]
-    changes = dict(zip(*(list(table.columns[at].cells) for at in (0, 3)), strict=True))
-    assert list(changes) == [*demo.SCORES.values(), demo.SPECKLES]
-    assert changes["mean IoU"] == "-10.0 points, worse"
-    assert changes["IoU of wires"] == "+10.0 points"
-    assert changes["accuracy of all pixels"] == "+0.0 points"
-    assert changes[demo.SPECKLES] == "+2 pixels, worse"
+    table = demo.score_table({"cross-entropy": first, "EdgeAwareLoss": second}, (8, 10), seed=3)
+    assert [column.header for column in table.columns] == ["", "cross-entropy", "EdgeAwareLoss", "change", ""]
+    names, _, _, *changes = (list(column.cells) for column in table.columns)
+    assert names == [*demo.SCORES.values(), demo.SPECKLES]
+    rows = dict(zip(names, zip(*changes, strict=True), strict=True))
+    assert rows["mean IoU"] == ("-10.0 points", "worse")
+    assert rows["IoU of wires"] == ("+10.0 points", "better")
+    assert rows["accuracy of all pixels"] == ("+0.0 points", "the same")
+    assert rows[demo.SPECKLES] == ("+25%", "worse")
+    assert "seed 3" in str(table.caption)
+
+
+def test_speckles_of_none_are_counted_not_divided() -> None:
+    runs: dict[str, Any] = dict.fromkeys(demo.RUNS, dict.fromkeys(demo.SCORES, 0.5))
+    table = demo.score_table(runs, (0, 2), seed=0)
+    assert [list(column.cells)[-1] for column in table.columns][1:] == ["0", "2", "+2", "worse"]
 
 
 def test_an_epoch_has_a_line_when_both_networks_have_ended_it(
@@ -51,19 +59,26 @@ def test_an_epoch_has_a_line_when_both_networks_have_ended_it(
     monkeypatch.setattr(demo.time, "monotonic", lambda: now)
     shown = demo.Epochs(3)
     assert [*demo.RUNS] * 2 == capsys.readouterr().out.splitlines()[1].split()[1:]
-    now = 10
-    shown.add("EdgeAwareLoss", "epoch 1/3  mIoU 39.5%  boundary IoU 20.5%\n")
-    shown.add("EdgeAwareLoss", "epoch 2/3  mIoU 41.0%  boundary IoU 21.0%\n")
+    now = 40
+    shown.add("EdgeAwareLoss", "epoch 1/3  mIoU 39.5%  boundary F1 (1 px) 20.5%\n")
+    shown.add("EdgeAwareLoss", "epoch 2/3  mIoU 41.0%  boundary F1 (1 px) 21.0%\n")
+    shown.say_if_silent()
+    assert capsys.readouterr().out.strip() == "40 s: epoch 1 of 3 is running"
     shown.say_if_silent()
     assert capsys.readouterr().out == ""
-    now = 40
-    shown.say_if_silent()
-    assert capsys.readouterr().out.strip() == "after 40 s, epochs that have ended: cross-entropy 0, EdgeAwareLoss 2"
-    shown.add("cross-entropy", "epoch 1/3  mIoU 30.0\N{NO-BREAK SPACE}%  boundary IoU 10.0\N{NO-BREAK SPACE}%\n")
-    line = "1/3 30.0% 39.5% 10.0% 20.5% about 80 s left"
-    assert capsys.readouterr().out.split() == line.split()
-    shown.add("cross-entropy", "epoch 2/3  mIoU 31.0%  boundary IoU 11.0%\n")
-    assert capsys.readouterr().out.split()[:5] == ["2/3", "31.0%", "41.0%", "11.0%", "21.0%"]
+    shown.add("cross-entropy", "epoch 1/3  mIoU 30.0\N{NO-BREAK SPACE}%  boundary F1 (1 px) 10.0\N{NO-BREAK SPACE}%\n")
+    assert capsys.readouterr().out.split() == ["1/3", "30.0%", "39.5%", "10.0%", "20.5%"]
+    now = 55  # the first epoch, which has the start, says nothing about the others
+    shown.add("cross-entropy", "epoch 2/3  mIoU 31.0%  boundary F1 (1 px) 11.0%\n")
+    assert capsys.readouterr().out.split() == ["2/3", "31.0%", "41.0%", "11.0%", "21.0%", "about", "15", "s", "left"]
+
+
+def test_windows_are_where_most_is_gained_and_lost() -> None:
+    fewer = np.zeros((96, 96), int)
+    fewer[10:20, 60:70], fewer[70:80, 5:10] = 1, -1
+    gained, lost = demo.window_of_most(fewer), demo.window_of_most(-fewer)
+    assert fewer[gained].shape == fewer[lost].shape == (demo.ZOOM, demo.ZOOM)
+    assert (fewer[gained].sum(), fewer[lost].sum()) == (100, -50)
 
 
 @pytest.mark.slow

@@ -222,9 +222,9 @@ class Reader:
         if prediction.num_classes is None:
             return self._labels(prediction, mask, files)
         if self.num_classes not in (None, prediction.num_classes):
+            hint = "; classes come first, [C, H, W]" if prediction.values.shape[-1] == self.num_classes else ""
             raise InputError(
-                f"{files.prediction}: expected {self.num_classes} classes, but got {prediction.num_classes}; classes"
-                " come first, [C, H, W]"
+                f"{files.prediction}: expected {self.num_classes} classes, but got {prediction.num_classes}{hint}"
             )
         return prediction, prediction.num_classes
 

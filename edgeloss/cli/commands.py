@@ -20,7 +20,7 @@ from edgeloss.cli.paths import PALETTE_NAMES, READ_SUFFIXES, check_paths
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
 _EPILOG = (
     "edgeloss COMMAND --help shows the options of a command.\n\n"
-    "Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invalid input or skipped images, 130 interrupted."
+    "Exit codes: 0 success, 1 a value is not finite (diagnose), 2 invalid input or skipped images, 130 interrupted."
 )
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
@@ -90,8 +90,8 @@ def _add_view(parser: Parser) -> None:
     first.
 
     Examples:
-      edgeloss view --image a.jpg --mask a.png --pred a.npy -o panel.png
-      edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt --open
+      edgeloss view --pred a.npy --mask a.png -o panel.png
+      edgeloss view --pred a.npy --mask a.png --image a.jpg --classes classes.txt -o report.html --open
       edgeloss view --image images --mask masks --pred logits -o pages --classes 11
       edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
     """
@@ -126,11 +126,15 @@ def _add_view(parser: Parser) -> None:
 def _add_compare(parser: Parser) -> None:
     """Compare the predictions of two networks for the same images.
 
-    The page has the scores and the terms of the loss of each network and their differences, per class too; labels and
-    predictions side by side for the images where the second gains and loses most boundary F1, and the median one; and
-    all images to sort and filter.
+    The page has:
+      training    the settings in which two runs differ
+      scores      of both and what changes, per class too
+      examples    where the second gains most boundary F1,
+                  the median, and where it loses most
+      all images  to sort by any change and to filter
 
     Examples:
+      edgeloss compare logits_a logits_b --mask masks -o compare.html
       edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html
       edgeloss compare runs/ce/labels runs/edge/labels --mask masks --classes 11 -o compare.html --open
     """
@@ -204,7 +208,8 @@ def _add_diagnose(parser: Parser) -> None:
 
     For folders, files are matched by name, and each image has its own report.
 
-    The exit code is 1 if a value is not finite.
+    It prints a verdict, what is wrong and how to fix it, and the range of logits, labels, loss and gradient. The exit
+    code is 1 if a value is not finite.
 
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
@@ -219,6 +224,9 @@ def _add_diagnose(parser: Parser) -> None:
         metavar="FIGURE",
         type=Path,
         help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files.",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="Also print the statistics of every tensor, in two precisions."
     )
     parser.add_argument("--json", **_JSON)
     _add_reading(parser)
@@ -252,8 +260,7 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="Also replace pages and pictures that edgeloss 0.3 or older wrote: they have no mark by which this command"
-        " knows its own files. It replaces its own without this option, and other files never.",
+        help="Replace pages of edgeloss 0.3, which have no mark.",
     )
     reading = parser.add_argument_group("reading files")
     reading.add_argument(
@@ -276,24 +283,24 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
         help='The label of pixels to ignore.  [default: 255, or the line "void" of --classes]',
     )
     reading.add_argument(
-        "--pred-kind",
-        choices=("auto", "logits", "probabilities", "labels"),
-        default="auto",
-        help="What --pred holds; auto infers it from the values, and says what it took them for.",
-    )
-    reading.add_argument(
         "--palette",
         metavar="NAME|FILE",
         help=f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a text file"
         ' with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
     )
-    reading.add_argument(
+    rare = parser.add_hidden_group("reading files of other forms")
+    rare.add_argument(
+        "--pred-kind",
+        choices=("auto", "logits", "probabilities", "labels"),
+        default="auto",
+        help="What --pred holds; auto infers it from the values, and says what it took them for.",
+    )
+    rare.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
     )
-    reading.add_argument(
+    rare.add_argument(
         "--strict", action="store_true", help="For folders, stop at a file that can't be used instead of skipping it."
     )
-    rare = parser.add_hidden_group("reading files of other forms")
     for option, about in _READING.items():
         flag, metavar = option.split()
         default = "" if flag.endswith("-suffix") else None
@@ -417,6 +424,8 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
         got = "both" if options.mask is not None else "neither"
         options.parser.error(f"--mask: expected the masks, or --data LAYOUT ROOT PART, but got {got}")
     if options.needs_classes and options.classes is None and options.data is None:
-        options.parser.error("the following arguments are required: --classes")
+        options.parser.error(
+            "--classes: expected the number of classes, such as --classes 11, or a file of their names, but got none"
+        )
     check_paths(options)
     return options

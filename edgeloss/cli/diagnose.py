@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from argparse import Namespace
 
 from edgeloss import debug
@@ -11,6 +12,7 @@ from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, to_json
 from edgeloss.cli.outputs import say_wrote, write
 from edgeloss.cli.work import Work, read_split
+from edgeloss.io.arrays import shortened
 from edgeloss.loss import EdgeAwareLoss
 
 
@@ -35,7 +37,12 @@ def diagnose(options: Namespace) -> int:
             reports[files.name] = report
         if not options.as_json and files.name in reports:
             report = reports[files.name]
-            print(f"{printable(files.name)}: {report}\n" if options.takes_folders else str(report))
+            text = (
+                str(report)
+                if options.verbose
+                else f"{report.summary()}\n\n{_numbers(report, case, reader.ignore_index)}"
+            )
+            print(f"{printable(files.name)}: {text}\n" if options.takes_folders else text)
     bad = [name for name, report in reports.items() if not report.ok]
     if options.as_json:
         images = {name: report.to_dict() for name, report in reports.items()}
@@ -50,6 +57,33 @@ def diagnose(options: Namespace) -> int:
         print("; ".join([f"{len(reports)} images", *listed]))
     reader.say_at_the_end()
     return work.finish() or (1 if bad else 0)
+
+
+def _numbers(report: debug.Report, case: Case, ignore_index: int | None) -> str:
+    """Return what logits and labels are, the loss, its terms and its gradient, a line each."""
+    found = report.to_dict()
+    logits, valid = found["inputs"]["logits"], case.target != ignore_index
+    classes = shortened([str(label) for label in case.target[valid].unique().tolist()])
+    ignored = 1 - float(valid.double().mean())
+    lines = {
+        "logits": f"{_shown(logits['min'])} to {_shown(logits['max'])}",
+        "labels": f"{classes}; {ignored:.1%} of the pixels are ignored",
+    }
+    if "loss" in found:
+        lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())
+    if isinstance(terms := found.get("terms"), dict):
+        lines["terms"] = ", ".join(f"{name} {_shown(term['loss']['min'])}" for name, term in terms.items())
+        lines["terms"] += ", before their weights"
+    if report.gradient is not None:
+        size = report.gradient.abs().amax(1)
+        zeros = float((size == 0).double().mean())
+        lines["gradient"] = f"at most {_shown(float(size.amax()))}; 0 at {zeros:.1%} of the pixels"
+    return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
+
+
+def _shown(value: float | None) -> str:
+    """Return a finite number with four digits."""
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def _figure(report: debug.Report, criterion: EdgeAwareLoss, case: Case, suffix: str) -> bytes:

@@ -124,6 +124,8 @@ def _to_table(rows: list[tuple[str, Scores]]) -> str:
         shown = {key: value if _is_distance(key) else 100 * value for key, value in scores.items()}
         lines.append([name, *("-" if math.isnan(value) else f"{value:.2f}" for value in shown.values())])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for at in (len(lines) - 1, height):  # above the mean, and below the heads
+        lines.insert(at, ["-" * width for width in widths])
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines

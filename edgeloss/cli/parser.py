@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
+from argparse import PARSER, SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -77,12 +77,14 @@ class Parser(ArgumentParser):
     def _check_value(self, action: Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
-            message = f"expected one of {', '.join(names)}, but got {value}{did_you_mean(str(value), names, 0.6)}"
-            raise ArgumentError(action, message)
+            hint, expected = did_you_mean(str(value), names, 0.6), f"expected one of {', '.join(names)}"
+            if action.nargs == PARSER:  # a command
+                raise ArgumentError(None, f"no command {value}{hint or f'; {expected}'}")
+            raise ArgumentError(action, f"{expected}, but got {value}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """Exit with an error of one line."""
-        fail(f"{message}; see {self.prog} --help")
+        fail(f"{message}{' See' if message.endswith('?') else '; see'} {self.prog} --help")
 
 
 def did_you_mean(word: str, names: Iterable[str], cutoff: float) -> str:

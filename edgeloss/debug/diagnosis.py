@@ -43,11 +43,15 @@ class Report:
 
     def __str__(self) -> str:
         """Return the verdict, the findings, and the tree of tensors below them."""
-        lines = [f"diagnose({self.name}): {self._verdict()}", ""]
+        return f"{self.summary()}\n\n{self._tree.format()}"
+
+    def summary(self) -> str:
+        """Return the verdict and the findings."""
+        lines = [f"diagnose({self.name}): {self._verdict()}", *([""] if self.findings else [])]
         for level, message, advice in self.findings:
             lines += textwrap.wrap(message, LINE, initial_indent=f"{level:<9}", subsequent_indent=" " * 9)
             lines += textwrap.wrap(advice, LINE, initial_indent=" " * 7 + "→ ", subsequent_indent=" " * 9)
-        return "\n".join([*lines, *([""] if self.findings else []), self._tree.format()])
+        return "\n".join(lines)
 
     def _verdict(self) -> str:
         """Return how many errors and warnings there are, and whether all values are finite."""

@@ -67,7 +67,7 @@ def test_a_data_set_as_downloaded_is_read(run: Run, tmp_path: Path, layout: str,
             "--mask: expected the masks, or --data LAYOUT ROOT PART, but got",
         ),
         ("--classes 3", "--mask: expected the masks, or --data LAYOUT ROOT PART, but got neither"),
-        ("--mask data/trainannot", "the following arguments are required: --classes"),
+        ("--mask data/trainannot", "--classes: expected the number of classes, such as --classes 11, or a file of"),
     ],
 )
 def test_what_is_wrong_with_a_data_set_is_one_line(
@@ -165,8 +165,8 @@ def test_tables_of_many_classes_show_the_worst_and_the_best(run: Run, tmp_path: 
     assert list(every) == [*map(str, range(60)), "mean"]
     lines = run(*command).out.splitlines()
     assert lines[:2] == ["1 image; scores in %", ""]
-    lines = lines[4:]  # after two lines of heads
-    assert len(lines) == 20 + 2
+    lines = lines[5:]  # after two lines of heads and a rule
+    assert len(lines) == 20 + 3
     ranked = sorted((name for name in every if every[name] and name != "mean"), key=lambda name: float(every[name]))
     assert {line.split()[0] for line in lines[:20]} == {*ranked[:10], *ranked[-10:]}
     assert lines[-1] == "20 of 60 classes, the worst and the best by IoU; --csv has all"

@@ -72,7 +72,7 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
     assert re.fullmatch(wrote(folders / "metrics"), ran.err)
     about, _, *lines = (folders / "metrics").read_text().splitlines()
     assert about == "3 images; scores in %"
-    assert lines[-2].split() == ["unicorn", *6 * "-"]
+    assert lines[-3].split() == ["unicorn", *6 * "-"]
     assert lines[-1].split() == ["mean", *6 * ["100.00"]]
     assert len({len(line) for line in lines}) == 1  # aligned columns
     assert measure(run, folders, *options).code == 0  # its own table may be replaced
@@ -87,7 +87,7 @@ def test_a_table_has_the_names_of_pages_and_percent(run: Run, folders: Path) -> 
     assert score_title("boundary_f1_1px") == FIGURES["boundary_f1_1px"].name
     ends = [len("class"), *(match.end() for match in re.finditer(r"[0-9.]+", lines[-1]))]
     parts = [slice(*between) for between in itertools.pairwise(ends)]
-    heads = [" ".join(line[part].strip() for line in lines[: -C - 1]).strip() for part in parts]
+    heads = [" ".join(line[part].strip() for line in lines[: -C - 3]).strip() for part in parts]
     assert heads[:2] == ["IoU", "boundary IoU"]
     assert heads[-2:] == ["surface Dice, 1 px", "surface Dice, 2 px"]
 
@@ -191,7 +191,12 @@ def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
     np.save(folder / "pred.npy", torch.randn(C, H, W).numpy())
     ran = run("diagnose", *arguments(folder))
     assert ran.code == 0
-    assert ran.out.startswith("diagnose(EdgeAwareLoss)")
+    verdict, _, *numbers = ran.out.splitlines()
+    assert verdict == "diagnose(EdgeAwareLoss): ok, all values are finite, and nothing looks wrong"
+    assert [line.split()[0] for line in numbers] == ["logits", "labels", "loss", "terms", "gradient"]
+    every = run("diagnose", *arguments(folder), "--verbose").out
+    assert every.startswith(verdict)
+    assert "├── gradient" in every
     ran = run("diagnose", *arguments(folder), "--json", "--power", 0)
     assert ran.code == 0
     assert json.loads(ran.out)["ok"] is True
@@ -204,6 +209,7 @@ def test_diagnose_fails_on_non_finite_values(run: Run, folder: Path) -> None:
     ran = run("diagnose", *arguments(folder), "--figure", folder / "figure.png")
     assert ran.code == 1
     assert "first at [0, 1, 3, 4]" in ran.out
+    assert "\nloss      not finite in float32, not finite in float64\n" in ran.out
     assert ran.err.startswith(f"edgeloss: note: {folder / 'pred.npy'}: 1 of {C * H * W} values are not finite\n")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     ran = run("diagnose", *arguments(folder), "--json")

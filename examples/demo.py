@@ -33,12 +33,11 @@ from scipy.ndimage import distance_transform_edt
 
 from edgeloss.cli.progress import shown_time
 from edgeloss.io import VOID_INDEX, read_classes
-from edgeloss.viz import distinct_colors, gallery
-from edgeloss.viz.coloring import picture_of_labels
-from edgeloss.viz.palette import VOID
+from edgeloss.viz import distinct_colors
+from edgeloss.viz.coloring import color_bytes, error_picture, picture_of_labels
+from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.run_page import Row
 
-Rgb, Labels = npt.NDArray[np.uint8], npt.NDArray[np.int64]
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
 RUNS = {"cross-entropy": ["--model.loss.edge_weight=0", "--model.loss.region_weight=0"], "EdgeAwareLoss": []}
@@ -194,13 +193,20 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     colors = distinct_colors(len(classes))
     maps = [picture_of_labels(np.where(truth < 0, -1, labels), colors) for labels in (truth, *predictions)]
     pictures = {"image": photo, **dict(zip(files, maps, strict=True))}
-    pictures["difference"] = difference(photo, truth, *predictions)
-    wrong = [(labels != truth) & (truth >= 0) for labels in predictions]
-    fewer = wrong[0].astype(int) - wrong[1]
+    before, after = RUNS
+    was, now = wrong = [(labels != truth) & (truth >= 0) for labels in predictions]
+    differences = {  # as in comparison.html
+        f"only {before} wrong": (BETTER, was & ~now),
+        f"only {after} wrong": (WORSE, now & ~was),
+        "both wrong": (WRONG_IN_BOTH, was & now),
+    }
+    pictures["difference"] = error_picture(truth, truth, photo)
+    for color, mask in differences.values():
+        pictures["difference"][mask] = color_bytes(color)
+    fewer = was.astype(int) - now
     windows = {"A": window_of_most(fewer), "B": window_of_most(-fewer)}
     parts = {"whole": (slice(None), slice(None)), **windows}
     about = {"whole": "the whole image", "A": "A: most pixels gained", "B": "B: most pixels lost"}
-    before, after = RUNS
 
     figure = Figure(figsize=(12.5, 8.9), layout="constrained")
     title = f"Validation image {name}, the median of {count} by gain in boundary F1 (1 px)"
@@ -222,25 +228,22 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     meanings = {
         **dict(zip(classes, colors, strict=True)),
         "ignored": VOID,
-        f"wrong in {before} only": gallery._BETTER,
-        f"wrong in {after} only": gallery._WORSE,
-        "wrong in both": gallery._BOTH,
+        "difference:": None,  # a word without a color
+        **{meaning: color for meaning, (color, _) in differences.items()},
     }
-    patches = [Patch(facecolor=color, edgecolor="black", linewidth=0.5) for color in meanings.values()]
+    patches = [
+        Patch(facecolor=color, edgecolor="black", linewidth=0.5, visible=color is not None)
+        for color in meanings.values()
+    ]
     rule = (
         f"Of all windows of {ZOOM} × {ZOOM} pixels, A is the one in which {after} has the fewest wrong pixels compared"
         f" with {before}, and B the one in which it has the most."
     )
-    key = figure.legend(patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False)
+    key = figure.legend(
+        patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False, columnspacing=1.2
+    )
     key.set(title=rule, alignment="left")
     return figure
-
-
-def difference(photo: Rgb, truth: Labels, *predictions: Labels) -> Rgb:
-    """Return where which prediction is wrong, in the colors of comparison.html on the photograph in light gray."""
-    marks = gallery._difference(truth, *predictions, on_photo=True)
-    light = (140 + 0.27 * photo.mean(-1, keepdims=True)).astype(np.uint8)
-    return np.where(marks[..., 3:] > 0, marks[..., :3], light)
 
 
 def _mark(axes: Axes, part: str, place: tuple[slice, slice]) -> None:

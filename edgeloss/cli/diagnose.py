@@ -62,9 +62,10 @@ def diagnose(options: Namespace) -> int:
 def _numbers(report: debug.Report, case: Case, ignore_index: int | None) -> str:
     """Return what logits and labels are, the loss, its terms and its gradient, a line each."""
     found = report.to_dict()
-    logits, valid = found["inputs"]["logits"], case.target != ignore_index
-    classes = shortened([str(label) for label in case.target[valid].unique().tolist()])
-    ignored = 1 - float(valid.double().mean())
+    logits, target = found["inputs"]["logits"], case.target
+    counted = target if ignore_index is None else target[target != ignore_index]
+    classes = shortened([str(label) for label in counted.flatten().bincount().nonzero().flatten().tolist()])
+    ignored = 1 - counted.numel() / target.numel()
     lines = {
         "logits": f"{_shown(logits['min'])} to {_shown(logits['max'])}",
         "labels": f"{classes}; {ignored:.1%} of the pixels are ignored",

@@ -68,7 +68,7 @@ def _numbers(report: debug.Report, case: Case, ignore_index: int | None) -> str:
     ignored = 1 - counted.numel() / target.numel()
     lines = {
         "logits": f"{_shown(logits['min'])} to {_shown(logits['max'])}",
-        "labels": f"{classes}; {ignored:.1%} of the pixels are ignored",
+        "labels": f"{classes or 'none'}; {ignored:.1%} of the pixels are ignored",
     }
     if "loss" in found:
         lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())

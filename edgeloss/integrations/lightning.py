@@ -173,14 +173,15 @@ class WriteRunPage(Callback):  # type: ignore[misc]
 
     Args:
         worst: number of validation images to show.
+        links: pages that the page links to, from the run's folder, by the text of the link.
 
     Attributes:
         history: the figures of each epoch.
     """
 
-    def __init__(self, worst: int = 8) -> None:
+    def __init__(self, worst: int = 8, links: dict[str, str] | None = None) -> None:
         """Store the options."""
-        self.worst = worst
+        self.worst, self.links = worst, links
         self.history: list[Row] = []
         self._start, self._images, self._seconds = time.perf_counter(), 0, 0.0  # _seconds: of training alone
 
@@ -245,6 +246,7 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 config=config.read_text("utf-8") if config.exists() else "",
                 weights=criterion.options(),
                 best=self.best(trainer),
+                links=self.links,
             )
 
     def best(self, trainer: Trainer) -> tuple[str, Row]:

@@ -196,8 +196,20 @@ def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
     if not log and high == 0:  # nearly all values are 0
         high = float(ends[1]) or 1.0
     low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
-    below, above = ends[0] < low, ends[1] > high
-    return low, high, "both" if below and above else "min" if below else "max" if above else "neither"
+    return low, high, _extend(below=bool(ends[0] < low), above=bool(ends[1] > high))
+
+
+def shared_range(maps: Sequence[ColoredMap]) -> dict[str, Any]:
+    """Return ``low``, ``high`` and ``extend`` of a color range for all these maps: the medians of their ends."""
+    low, high = (float(np.median([getattr(one, end) for one in maps])) for end in ("low", "high"))
+    below = any(one.low < low or one.extend in ("min", "both") for one in maps)
+    above = any(one.high > high or one.is_clipped for one in maps)
+    return {"low": low, "high": high, "extend": _extend(below=below, above=above)}
+
+
+def _extend(*, below: bool, above: bool) -> Extend:
+    """Return which ends of a color bar get an arrow."""
+    return "both" if below and above else "min" if below else "max" if above else "neither"
 
 
 def map_to_rgb(colored: ColoredMap, index: int, shape: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:

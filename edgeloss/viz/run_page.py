@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from edgeloss._checks.options import EDGE_TERMS, SUMMANDS
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.coloring import ColoredMap, Look, color_maps, map_to_rgb, picture_of_labels
+from edgeloss.viz.coloring import ColoredMap, Look, color_maps, map_to_rgb, picture_of_labels, shared_range
 from edgeloss.viz.palette import LOUD, NOTHING, VOID, WRONG
 from edgeloss.viz.panel import MAPS
 from edgeloss.viz.pictures import (
@@ -34,7 +34,7 @@ from edgeloss.viz.scores import shown as shown_number
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
-_SCORES = (_F1[0], "val/miou", "val/boundary_iou", *_F1[1:])  # that are compared between the best and the last epoch
+_ACCURACY = ("val/accuracy", "val/edge_accuracy", "val/interior_accuracy")
 
 
 class Curves(NamedTuple):
@@ -44,7 +44,8 @@ class Curves(NamedTuple):
         title: of it.
         about: what it shows, in a line.
         keys: the figures that it shows if the run has them.
-        is_weighted: whether they are terms, which are drawn times their weights, on a log scale.
+        is_weighted: whether they are terms, which are drawn times their weights, on a log scale: that of all such
+            pictures of a group.
     """
 
     title: str
@@ -59,11 +60,7 @@ _CURVES = {
     "Scores of the validation images": (
         Curves("Boundary F1", "precision and recall of borders, within 1, 3 or 5 px", _F1),
         Curves("IoU", "overlap with the true areas: of all pixels, and near borders alone", _IOUS),
-        Curves(
-            "Accuracy",
-            "pixels that are right: of all, at edges and off them",
-            ("val/accuracy", "val/edge_accuracy", "val/interior_accuracy"),
-        ),
+        Curves("Accuracy", "pixels that are right: of all, at edges and off them", _ACCURACY),
     ),
     "The loss and its terms": (
         Curves(
@@ -79,9 +76,14 @@ _CURVES = {
         ),
         Curves(
             "Terms in validation, times their weights",
-            "the same of the validation images",
+            "the same of the validation images, on the same scale",
             tuple(f"val/{name}" for name in SUMMANDS),
             is_weighted=True,
+        ),
+        Curves(
+            "Share of each term in the gradient",
+            "which term moves the network, also one that changes little",
+            tuple(f"train/gradient_share/{name}" for name in SUMMANDS),
         ),
     ),
     "What drives the training": (
@@ -95,11 +97,6 @@ _CURVES = {
             "edge focus falls as edges are learned",
             ("edge_weight", "train/edge_focus", "val/edge_focus"),
         ),
-        Curves(
-            "Share of each term in the gradient",
-            "which term moves the network",
-            tuple(f"train/gradient_share/{name}" for name in SUMMANDS),
-        ),
         Curves("Learning rate", "of the optimizer", ("lr",)),
     ),
 }
@@ -112,14 +109,15 @@ _NOTES = {
     },
     "The loss and its terms": {
         "focused edges": FIGURES["edge_focused"].about,
-        "region term": "the part of what the labels say about small regions that the prediction misses; its share in"
-        " the gradient says how much it moves the network",
+        "region term": "the part of what the labels say about small regions that the prediction misses, times its"
+        " weight: 0 as labeled, 1 unrelated, 2 inverted. It changes little, since it is near 1 until the thinnest parts"
+        " are found",
+        "share in the gradient": "L2 norm of the gradient of a term times its weight, over the sum of these norms",
     },
     "What drives the training": {
         "edge terms before the focus": "how far the neighbors of an edge pixel miss its class on the same side of the"
         " edge, and take it on across the edge, before well learned edges count less",
         "edge focus": FIGURES["edge_focus"].about,
-        "share in the gradient": "L2 norm of the gradient of a term times its weight, over the sum of these norms",
     },
 }
 _LEAD = (
@@ -138,11 +136,13 @@ _NAMES = {
     "val/boundary_iou_narrow": "boundary IoU, narrow",
     "val/trimap_iou_3": "IoU within 3 px of a border",
 }
-_ABOUT = {
-    "val/miou": FIGURES["mean_iou"].about,
-    "val/boundary_iou": "IoU of the bands along borders",
-    **{key: f"the same within {key[-1]} px" for key in _F1},
-    _F1[0]: F1_ABOUT.format(1),
+# Name and meaning of the scores that are compared between the best and the last epoch.
+_SCORES = {
+    _F1[0]: (FIGURES["boundary_f1_1px"].name, F1_ABOUT.format(1)),
+    "val/miou": (FIGURES["mean_iou"].name, FIGURES["mean_iou"].about),
+    "val/boundary_iou": ("boundary IoU", "IoU of the bands along borders"),
+    "val/edge_accuracy": ("accuracy at edges", "share of the pixels next to another label that are right"),
+    "val/accuracy": (FIGURES["pixel_accuracy"].name, FIGURES["pixel_accuracy"].about),
 }
 
 
@@ -189,6 +189,7 @@ def write_run_page(
     config: str = "",
     weights: Mapping[str, float] | None = None,
     best: tuple[str, Row] | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``report.html``.
 
@@ -203,6 +204,7 @@ def write_run_page(
             the loss.
         best: the metric by which an epoch is the best, and the figures of that epoch, those of the run's best
             checkpoint; None for the highest ``val/miou``.
+        links: files, from the run's folder, by the text of the link.
 
     Returns:
         The path of the page.
@@ -213,15 +215,12 @@ def write_run_page(
     if not history:
         raise ValueError("history: expected at least one epoch, but got none")
     metric, chosen = best_epoch(history) if best is None else best
-    groups, constant = _curves(history, weights or {}, chosen)
+    colors = [to_hex(color) for color in worst[0][2].colors] if worst else []
+    tables = _classes(chosen, history[-1], dict(itertools.zip_longest(classes, colors[: len(classes)])))
     parts = [
         _headlines(chosen, history[-1], metric),
-        *groups,
-        {
-            "kind": "note",
-            "text": f"Not drawn, since the value is the same in all epochs: {'; '.join(constant)}." if constant else "",
-        },
-        {"kind": "tables", "title": "Classes in validation", "tables": _classes(chosen, history[-1], classes)},
+        *_curves(history, weights or {}, {"epoch": chosen["epoch"], "name": f"best {_metric_name(metric)}"}),
+        {"kind": "tables", "title": "Classes in validation", "tables": tables},
         *_images(worst, chosen, history[-1]),
         pages.folded(config),
     ]
@@ -231,7 +230,7 @@ def write_run_page(
         kind="run",
         subtitle=_about(history),
         lead=_LEAD,
-        footer="point at a curve, or press the arrow keys, to read the values of an epoch",
+        links=links,
     )
     path = folder / "report.html"
     with atomic_write(path) as file:
@@ -241,8 +240,10 @@ def write_run_page(
 
 def _about(history: Sequence[Row]) -> str:
     """Return how long the run was."""
-    seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
-    parts = [f"{history[-1]['epoch']} epochs", f"{seconds} of training"]
+    minutes, seconds = divmod(round(sum(row.get("seconds") or 0.0 for row in history)), 60)
+    hours, minutes = divmod(minutes, 60)
+    time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    parts = [f"{history[-1]['epoch']} epochs", f"{time} of training"]
     timed = [(row["seconds"], row["images_per_second"]) for row in history if row.get("images_per_second")]
     if timed:
         parts.append(f"{sum(s * i for s, i in timed) / sum(s for s, _ in timed):.1f} images per second")
@@ -260,24 +261,30 @@ def _epochs(best: Row, last: Row) -> dict[str, Row]:
 
 def _headlines(best: Row, last: Row, metric: str) -> pages.Part:
     """Return the scores after the best epoch, and those after the last with what they have more."""
-    keys = [key for key in _SCORES if best.get(key) is not None and last.get(key) is not None]
-    values = [(_name(key), shown(key, best[key]), _ABOUT[key]) for key in keys]
+    scores = {key: one for key, one in _SCORES.items() if best.get(key) is not None and last.get(key) is not None}
+    values = [(name, shown(key, best[key]), about) for key, (name, about) in scores.items()]
     title, *others = _epochs(best, last)
     changes = {}
-    for key in keys if others else []:
+    for key, (name, _) in scores.items() if others else ():
         change = shown_change(best[key], last[key], "%", is_score=True)
         text = f"epoch {last['epoch']}: {shown(key, last[key])} ({change['text']})"
-        changes[_name(key)] = change | {"text": text}
-    by = f", by {_words(metric.rpartition('/')[2])}" if "best" in title else ""
+        changes[name] = change | {"text": text}
+    by = f", by {_metric_name(metric)}" if "best" in title else ""
     return pages.tiles(values, title=f"Validation after {title}{by}", changes=changes)
 
 
-def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Row) -> tuple[list[pages.Part], list[str]]:
-    """Return the groups of curves to draw, and the names and values of those that never change."""
-    groups, constant = [], []
+def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[str, Any]) -> list[pages.Part]:
+    """Return the groups of curves to draw; the notes of a group have the figures that never change.
+
+    Args:
+        history: figures of each epoch.
+        weights: of the terms, by the option.
+        best: the best epoch and the name of its mark, in pictures of scores.
+    """
+    groups: list[pages.Part] = []
     epochs = [row["epoch"] for row in history]
     for group, pictures in _CURVES.items():
-        drawn = []
+        drawn, notes, scaled = [], dict(_NOTES[group]), []
         for title, about, keys, is_weighted in pictures:
             series = []
             for key in keys:
@@ -285,23 +292,37 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Row) -> 
                 values = [None if row.get(key) is None else factor * row[key] for row in history]
                 measured = [value for value in values if value is not None]
                 if len(measured) > 1 and len(set(measured)) == 1:
-                    constant.append(f"{title}, {_name(key)}: {shown(key, measured[0])}")
+                    notes[f"{_name(key)}, {title}"] = f"{shown(key, measured[0])} in all epochs, so it is not drawn"
                 elif measured:
                     series.append({"name": _name(key), "values": values})
+                    scaled += [value for value in measured if is_weighted and value > 0]
             if series:
-                kind = {"share": is_share(keys[0]), "log": is_weighted, "epochs": epochs, "best": best["epoch"]}
-                drawn.append({"title": title, "about": about, **kind, "series": series})
+                kind = {"share": is_share(keys[0]), "log": is_weighted, "epochs": epochs}
+                mark = best if group == "Scores of the validation images" else None
+                drawn.append({"title": title, "about": about, **kind, "best": mark, "series": series})
+        for curves in drawn:
+            curves["range"] = [min(scaled), max(scaled)] if curves["log"] and scaled else None
         if drawn:
-            groups.append({"kind": "curves", "title": group, "curves": drawn, "notes": list(_NOTES[group].items())})
-    return groups, constant
+            groups.append(
+                {"kind": "curves", "title": group, "about": "", "curves": drawn, "notes": list(notes.items())}
+            )
+    if groups:
+        groups[0]["about"] = (
+            f"Values are those of epoch {epochs[-1]}, the last. Point at a curve, or press the arrow keys, for those of"
+            " another epoch."
+        )
+    return groups
 
 
-def _classes(best: Row, last: Row, classes: Sequence[str]) -> list[pages.Part]:
-    """Return the scores of each class after the best and the last epoch."""
+def _classes(best: Row, last: Row, classes: Mapping[str, str | None]) -> list[pages.Part]:
+    """Return the scores of each class after the best and the last epoch; classes have names and, if known, colors."""
     tables = []
     for title, row in _epochs(best, last).items():
         kinds = [kind for kind in BY_CLASS if any(f"val/{kind}/{name}" in row for name in classes)]
-        lines = [(name, *(_percent(row.get(f"val/{kind}/{name}")) for kind in kinds)) for name in classes]
+        lines = [
+            ([name, color] if color else name, *(_percent(row.get(f"val/{kind}/{name}")) for kind in kinds))
+            for name, color in classes.items()
+        ]
         means = (_percent(row.get("val/miou" if kind == "iou" else f"val/{kind}")) for kind in kinds)
         head = ("class", *(_words(kind) for kind in kinds))
         label = f"Scores per class in {title}"
@@ -314,34 +335,48 @@ def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> 
     if not worst:
         return []
     rows, side = [], side_for(2 * len(worst))
-    for name, arrays, look in worst:
+    maps = _maps([arrays for _, arrays, _ in worst])
+    for (name, arrays, look), colored in zip(worst, maps, strict=True):
         figures = shown_figures(arrays.figures)
         line = " · ".join(f"{key} {figures[key]}" for key in ("edge loss", "cross-entropy", "mean IoU"))
         image = None if look.images is None else look.images[0]
         rows.append(
             {
                 "name": name,
-                "about": f"epoch {last['epoch']} · {line}",
+                "about": line,
                 "photo": photograph(image, side),
-                "figures": _pictures(arrays, look, image, side),
+                "figures": _pictures(arrays, look, image, side, colored),
             }
         )
-    title = f"The validation images of the highest edge loss, as the network of epoch {last['epoch']} sees them"
-    which = "best and last" if best["epoch"] == last["epoch"] else f"last; the best is {best['epoch']}"
+    which = "the best and the last" if best["epoch"] == last["epoch"] else f"the last; the best is {best['epoch']}"
     text = (
-        f"Epoch {last['epoch']} is the {which}. Chosen by their edge loss, the highest first. Press a picture to"
-        " enlarge it; then the arrow keys or a swipe show the next."
+        f"As the network of epoch {last['epoch']} sees them, {which}. The highest edge loss comes first, and the colors"
+        " of a map mean the same in all images. The gradient of the region term comes in blocks of 3 × 3 pixels; pixels"
+        " at the rim that fill no block have none. Press a picture to enlarge it; then the arrow keys or a swipe show"
+        " the next."
     )
-    _, arrays, look = worst[0]
+    _, _, look = worst[0]
     colors = {name: to_hex(color) for name, color in zip(look.names, look.colors, strict=False)}
-    others = {"wrong": WRONG, "ignored": VOID, "no edge, zero gradient": NOTHING, "not finite": LOUD}
-    colors |= {name: to_hex(color) for name, color in others.items()}
-    heading = {"kind": "heading", "title": "Images"}
-    key = {"kind": "key", "entries": [[name, color] for name, color in colors.items()]}
-    return [heading, key, {"kind": "figures", "title": title, "text": text, "first": 3, "rows": rows}]
+    others = {
+        "wrong": (WRONG, True),
+        "ignored": (VOID, any((arrays.target < 0).any() for _, arrays, _ in worst)),
+        "no edge, zero gradient": (NOTHING, any(one.nothing.any() for colored in maps for one in colored)),
+        "not finite": (LOUD, any("not finite" in one.stats[0] for colored in maps for one in colored)),
+    }
+    colors |= {name: to_hex(color) for name, (color, occurs) in others.items() if occurs}
+    key = [[name, color] for name, color in colors.items()]
+    title = "The validation images of the highest edge loss"
+    return [{"kind": "worst", "title": title, "text": text, "key": key, "first": 3, "rows": rows}]
 
 
-def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int) -> list[pages.Part]:
+def _maps(images: Sequence[Arrays]) -> list[list[ColoredMap]]:
+    """Return the maps of each image, in colors that all images share."""
+    maps = [color_maps(arrays, MAPS) for arrays in images]
+    wide = [shared_range([image[k] for image in maps]) for k in range(len(maps[0]))]
+    return [[one._replace(**ends) for one, ends in zip(image, wide, strict=True)] for image in maps]
+
+
+def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int, maps: Sequence[ColoredMap]) -> list[pages.Part]:
     """Return the pictures of an image: in rows of four labels, then losses."""
     truth, prediction = arrays.target[0], arrays.prediction[0]
     return [
@@ -349,7 +384,7 @@ def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int) -> list[
         picture(picture_of_labels(truth, look.colors), side, "ground truth"),
         picture(labels_picture(truth, prediction, look.colors), side, "prediction"),
         picture(error_overlay(truth, prediction, on_photo=image is not None), side, "wrong pixels", base="gray"),
-        *(_map_picture(colored, truth.shape, side) for colored in color_maps(arrays, MAPS)),
+        *(_map_picture(colored, truth.shape, side) for colored in maps),
     ]
 
 
@@ -362,6 +397,11 @@ def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.
 def _name(key: str) -> str:
     """Return how a figure is named."""
     return _NAMES.get(key, _words(key.rpartition("/")[2]))
+
+
+def _metric_name(metric: str) -> str:
+    """Return the name of a metric of the validation images."""
+    return _words(metric.rpartition("/")[2])
 
 
 def _words(name: str) -> str:

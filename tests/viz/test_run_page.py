@@ -74,10 +74,15 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert drawn["Learning rate", "learning rate"] == [0.01, 0.005, 0.0025]
     assert "boundary F1, 1 px" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
-    (note,) = parts_of(path.read_text("utf-8"), "note")
-    assert note["text"].startswith("Not drawn, since the value is the same in all epochs: ")
-    assert "Weight of the edge terms, edge weight: 0.5" in note["text"]
-    assert "Share of each term in the gradient, focused edges: 33.3\xa0%" in note["text"]
+    notes = {name: text for part in parts_of(path.read_text("utf-8"), "curves") for name, text in part["notes"]}
+    assert notes["focused edges, Share of each term in the gradient"] == "33.3\xa0% in all epochs, so it is not drawn"
+    ranges = {
+        curve["title"]: curve["range"]
+        for part in parts_of(path.read_text("utf-8"), "curves")
+        for curve in part["curves"]
+    }
+    assert ranges[TERMS[0]] == ranges[TERMS[1]] == [1.125, 400.0]  # so that both can be compared
+    assert ranges["Loss"] is None
 
 
 def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
@@ -98,7 +103,9 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     after = "epoch 3: 60.0\xa0% (−2.0)", "epoch 3: 42.0\xa0% (+7.0)", "epoch 3: 21.0\xa0% (+3.5)"
     assert [tiles["changes"][name]["text"] for name in scores] == [*after]
     assert [tiles["changes"][name]["tone"] for name in scores] == ["worse", "better", "better"]
-    assert {curve["best"] for part in parts_of(page, "curves") for curve in part["curves"]} == {1}
+    scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
+    assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1, 1 px")}
+    assert not any(best for group in others for best in group)
     (tables,) = parts_of(page, "tables")
     assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
 
@@ -111,12 +118,15 @@ def test_pictures_say_which_epoch_they_are_of_and_markup_is_text(tmp_path: Path)
     assert page.count("</script>") == 2  # those of the template
     for markup in ("<i>run", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
-    (figures,) = parts_of(page, "figures")
-    assert figures["title"].endswith("as the network of epoch 2 sees them")
-    assert figures["text"].startswith("Epoch 2 is the last; the best is 1.")
+    (figures,) = parts_of(page, "worst")
+    assert figures["text"].startswith("As the network of epoch 2 sees them, the last; the best is 1.")
+    names = [name for name, _ in figures["key"]]
+    assert names == ["0", "1", "2", "wrong", "no edge, zero gradient"]  # what occurs
+    for key in zip(*(row["figures"][4:] for row in figures["rows"]), strict=True):
+        assert len({(one["bar"]["low"], one["bar"]["high"]) for one in key}) == 1
     assert [row["name"] for row in figures["rows"]] == [HOSTILE, "plain"]
     for row in figures["rows"]:
-        assert row["about"].startswith("epoch 2 · edge loss ")
+        assert row["about"].startswith("edge loss ")
         captions = [re.split("[,:]", figure["caption"])[0] for figure in row["figures"]]
         labels, losses = ["no image given", "ground truth", "prediction", "wrong pixels"], ["cross-entropy", "edge map"]
         assert captions == [*labels, *losses, "|gradient|", "|region gradient|"]
@@ -148,7 +158,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
 
     assert page.title == f"{tmp_path.name} · edgeloss run"
     assert texts(".subtitle") == [
-        "4 epochs · 0:02:40 of training · 12.5 images per second · 2 steps skipped, not finite"
+        "4 epochs · 2 min 40 s of training · 12.5 images per second · 2 steps skipped, not finite"
     ]
     assert texts("header h2") == ["Validation after epoch 2, the best, by mean IoU"]
     assert texts("header dd:not(.what)") == [
@@ -157,15 +167,18 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     ]
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     assert texts(".curves h3") == ["IoU", "Loss", *TERMS, "Learning rate"]
-    assert texts(".curves svg .best + text") == ["best"] * 5
+    assert texts(".curves svg .best + text") == ["best mean IoU"]
     assert len(texts(".curves [role=img] path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
-    assert texts(".curves li")[2] == "training, mean of the steps 0.25"
+    assert texts(".curves li")[2] == "training, mean of the steps 0.250"
     script = "return findAll('path[style]', findAll('.curves [role=img]')[2]).map((one) => one.getBBox().height)"
     heights = page.execute_script(script)
     assert min(heights) > max(heights) / 4  # a small term is not flattened by a large one
+    assert texts(".section + .hint")[0].startswith("Values are those of epoch 4, the last.")
+    now = ".curves [role=img] text:last-child"
+    assert texts(now) == [""] * 5
     page.find_elements("css selector", ".curves [role=img]")[1].send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert texts(".curves li")[2] == "training, mean of the steps 0.5"
-    assert texts(".when")[:2] == ["epoch 4, the last:", "epoch 2, the best:"]
+    assert texts(".curves li")[2] == "training, mean of the steps 0.500"
+    assert texts(now)[:2] == ["", "epoch 2"]
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
     assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 1 px"]
     rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
@@ -176,7 +189,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert texts(".figures figcaption")[2] == "prediction"
     figures = shown_figures(shown[0][1].figures)
     line = " · ".join(f"{name} {figures[name]}" for name in ("edge loss", "cross-entropy", "mean IoU"))
-    assert texts("h3:has(+ .figures)")[0] == f"{HOSTILE} epoch 4 · {line}"
+    assert texts("h3:has(+ .figures)")[0] == f"{HOSTILE} {line}"
     assert "epochs: 4" in texts("pre")[0]
     widths = page.execute_script("return findAll('.figures img').map((one) => one.naturalWidth)")
     assert set(widths) == {24}

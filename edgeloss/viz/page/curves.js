@@ -28,13 +28,13 @@ const pathOf = (xs, ys) =>
 
 const lineOf = (k) => `stroke: var(--series-${k}); stroke-dasharray: ${DASHES[k]}`;
 
-const drawCurves = (card, { title, about, share, log, epochs, best, series }) => {
+const drawCurves = (card, { title, about, share, log, epochs, best, range, series }) => {
   const drawn = (value) => value !== null && (!log || value > 0);
   const values = series.flatMap((one) => one.values).filter(drawn);
   if (!values.length) return;
-  const lowest = Math.min(...values);
-  const ticks = log ? logTicksOf(lowest, Math.max(...values)) : ticksOf(lowest > 0 && lowest < Math.max(...values) * 0.6 ? 0 : lowest, Math.max(...values));
-  const shown = (value) => (share || value === null ? percent(value) : Math.abs(value) < 1e-3 ? number(value) : Number(value.toPrecision(4)).toString());
+  const [lowest, highest] = range ?? [Math.min(...values), Math.max(...values)];
+  const ticks = log ? logTicksOf(lowest, highest) : ticksOf(lowest > 0 && lowest < highest / 4 ? 0 : lowest, highest);
+  const shown = (value) => (share || value === null ? percent(value) : number(value));
   const [low, high] = [ticks[0], ticks[ticks.length - 1]];
   const [first, last] = [epochs[0], epochs[epochs.length - 1]];
   const scaled = log ? Math.log10 : (value) => value;
@@ -46,7 +46,10 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
   chart.setAttribute("aria-label", `${title} by epoch: ${names.join("; ")}`);
   const now = svg("path", { class: "now" });
   const entries = series.map(() => element("li"));
-  const when = text("span", "", "when");
+  const when = label("", 0, TOP - 3, "middle");
+
+  // Text above a line begins or ends there, so that it stays within the picture.
+  const sideOf = (x) => (x > (width + LEFT) / 2 ? "end" : "start");
 
   // Drawn in the width that it is shown in: its text has one size.
   let [width, xs] = [0, []];
@@ -64,14 +67,14 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
     const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
     for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
     chart.append(label("epoch", LEFT - 8, HEIGHT - 6, "end"));
-    if (epochs.length > 1) {
-      const anchor = across(best) < LEFT + 12 ? "start" : across(best) > width - RIGHT - 12 ? "end" : "middle";
-      chart.append(svg("path", { class: "best", d: `M${across(best)} ${TOP}V${HEIGHT - BOTTOM}` }), label("best", across(best), TOP - 3, anchor));
+    if (best && epochs.length > 1) {
+      const x = across(best.epoch);
+      chart.append(svg("path", { class: "best", d: `M${x} ${TOP}V${HEIGHT - BOTTOM}` }), label(best.name, x, TOP - 3, sideOf(x)));
     }
     series.forEach((one, k) => {
       chart.append(svg("path", { d: pathOf(xs, one.values.map(up)), style: lineOf(k) }));
     });
-    chart.append(now);
+    chart.append(now, when);
   };
   draw(360);
   new ResizeObserver(() => draw(Math.max(chart.clientWidth, 200))).observe(chart);
@@ -80,8 +83,10 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
   const show = (index, moved = true) => {
     at = limited(index, 0, epochs.length - 1);
     now.setAttribute("d", moved ? `M${xs[at]} ${TOP}V${HEIGHT - BOTTOM}` : "");
-    const which = [epochs[at] === best && "the best", epochs[at] === last && "the last"].filter(Boolean).join(" and ");
-    when.textContent = `epoch ${epochs[at]}${which && `, ${which}`}:`;
+    // The epoch takes the place of the name of the best one.
+    when.textContent = moved ? `epoch ${epochs[at]}` : "";
+    for (const [name, value] of Object.entries({ x: xs[at], "text-anchor": sideOf(xs[at]) })) when.setAttribute(name, value);
+    find(".best + text", chart)?.setAttribute("visibility", moved ? "hidden" : "visible");
     series.forEach(({ name, values: all }, k) => {
       const line = svg("svg", { class: "stroke", viewBox: "0 0 28 4", "aria-hidden": "true" }, svg("path", { d: "M1 2H27", style: lineOf(k) }));
       entries[k].replaceChildren(line, `${name} ${shown(all[at])}`);
@@ -100,14 +105,14 @@ const drawCurves = (card, { title, about, share, log, epochs, best, series }) =>
     event.preventDefault();
     show(at + step);
   });
-  card.append(text("h3", title), text("p", about, "hint"), when, element("ul", {}, ...entries), chart);
+  card.append(text("h3", title), text("p", about, "hint"), element("ul", {}, ...entries), chart);
 };
 
-parts.curves = ({ title, curves, notes }) => {
+parts.curves = ({ title, about, curves, notes }) => {
   const cards = curves.map((curve) => {
     const card = element("div", { className: "card" });
     drawCurves(card, curve);
     return card;
   });
-  return [element("section", {}, text("h2", title, "section"), element("div", { className: "curves rows filled" }, ...cards), foldedOf("What these figures mean", notesOf(notes)))];
+  return [element("section", {}, ...parts.heading({ title, about }), element("div", { className: "curves rows filled" }, ...cards), foldedOf("What these figures mean", notesOf(notes)))];
 };

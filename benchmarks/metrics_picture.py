@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw what each boundary metric counts, for docs/metrics.md."""
+"""Draw what each boundary metric counts, for docs/metrics.md: in a wide picture, and in one for narrow screens."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from matplotlib import pyplot
+import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from scipy import ndimage
 
+from edgeloss import metrics
 from edgeloss.fields import boundary_distance
 from pictures import save_figure
 
 Mask = npt.NDArray[np.bool_]
 SIZE, BAND, RADIUS = 26, 2, 1
-BOTH, ONLY_TARGET, ONLY_PRED, NOTHING = "#4c9f70", "#3b6fb6", "#e07b39", "#f2f2f2"
+RATIO = BAND / (SIZE * 2**0.5)  # whose band is as wide
+# Inches, rows and columns.
+LAYOUTS = {"": ((8, 6), 2, 3), "-narrow": ((4.6, 8.1), 3, 2)}
+BOTH, TOLERATED, ONLY_TARGET, ONLY_PRED, NOTHING = "#2f7d52", "#8fd1a8", "#3b6fb6", "#e07b39", "#f2f2f2"
+KEY = {
+    "in both": BOTH,
+    f"border within {RADIUS} px\nof the other: counts": TOLERATED,
+    "target only": ONLY_TARGET,
+    "prediction only": ONLY_PRED,
+}
 
 
 def shapes() -> tuple[Mask, Mask]:
@@ -42,50 +54,74 @@ def corners(mask: Mask) -> Mask:
     return np.asarray(np.any(around, 0) & ~np.all(around, 0))
 
 
+def scores() -> dict[str, str]:
+    """Return the scores of the prediction, by the title of their picture."""
+    pred, target = (torch.from_numpy(mask.astype(np.int64))[None] for mask in shapes())
+    shape = {"pred": pred, "target": target, "num_classes": 2, "include_background": False}
+    distance = metrics.average_surface_distance(**shape)
+    return {
+        "Boundary IoU: bands": f"Boundary IoU: {metrics.boundary_iou(**shape, ratio=RATIO):.2f}",
+        "Boundary F1: borders": f"F1 within {RADIUS} px: {metrics.boundary_f1(**shape, radius=RADIUS):.2f}",
+        "Trimap IoU: near borders": f"IoU within {BAND} px: {metrics.trimap_iou(**shape, radius=BAND):.2f}",
+        "Surface distances": f"average: {distance:.2f} px",
+    }
+
+
 def fill(axes: Axes, title: str, layers: dict[str, Mask]) -> None:
-    """Draw masks over each other, in their colors."""
+    """Draw masks over each other, in their colors, with the score below."""
     picture = np.broadcast_to(mpl.colors.to_rgb(NOTHING), (SIZE, SIZE, 3)).copy()
     for color, mask in layers.items():
         picture[mask] = mpl.colors.to_rgb(color)
     axes.imshow(picture, extent=(0, SIZE, SIZE, 0))
-    axes.set_title(title, fontsize=9)
-    axes.set_axis_off()
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(scores().get(title, ""), fontsize=10, loc="left")
+    axes.set(xticks=[], yticks=[], xlim=(2, SIZE), ylim=(SIZE - 2, 2))
+    axes.spines[:].set_visible(False)
 
 
-def draw(path: Path) -> None:
-    """Draw the four pictures, and write them."""
+def draw(figure: Figure, rows: int, columns: int) -> None:
+    """Draw the target and the prediction, what four metrics count, and the key."""
     pred, target = shapes()
-    figure, axes = pyplot.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
+    axes = figure.subplots(rows, columns).flat
+    fill(
+        axes[0], "target and prediction", {ONLY_TARGET: target & ~pred, ONLY_PRED: pred & ~target, BOTH: pred & target}
+    )
     p, t = (mask & ~ndimage.binary_erosion(mask, np.ones((3, 3)), BAND) for mask in (pred, target))
-    fill(axes[0], "Boundary IoU: bands", {ONLY_TARGET: t & ~p, ONLY_PRED: p & ~t, BOTH: p & t})
+    fill(axes[1], "Boundary IoU: bands", {ONLY_TARGET: t & ~p, ONLY_PRED: p & ~t, BOTH: p & t})
     p, t = border(pred), border(target)
     near_p, near_t = (ndimage.distance_transform_edt(~mask) <= RADIUS for mask in (p, t))
-    found = (p & near_t) | (t & near_p)
-    fill(axes[1], "Boundary F1: borders", {ONLY_TARGET: t & ~near_p, ONLY_PRED: p & ~near_t, BOTH: found})
+    layers = {TOLERATED: (near_p & t) | (near_t & p), BOTH: p & t, ONLY_TARGET: t & ~near_p, ONLY_PRED: p & ~near_t}
+    fill(axes[2], "Boundary F1: borders", layers)
     near = boundary_distance(target[None].astype(np.uint8), ignore_index=None)[0] <= BAND
     wrong = {ONLY_TARGET: near & target & ~pred, ONLY_PRED: near & pred & ~target}
-    fill(axes[2], "Trimap IoU: pixels near borders", {BOTH: near & (pred == target), **wrong})
-    fill(axes[3], "Surface distances", {"#dddddd": target})
+    fill(axes[3], "Trimap IoU: near borders", {BOTH: near & (pred == target), **wrong})
+    fill(axes[4], "Surface distances", {"#dddddd": target})
     for mask, other, color in (
         (corners(pred), corners(target), ONLY_PRED),
         (corners(target), corners(pred), ONLY_TARGET),
     ):
         nearest = ndimage.distance_transform_edt(~other, return_distances=False, return_indices=True)
         for y, x in np.argwhere(mask):
-            axes[3].plot([x, nearest[1, y, x]], [y, nearest[0, y, x]], color=color, linewidth=1)
+            axes[4].plot([x, nearest[1, y, x]], [y, nearest[0, y, x]], color=color, linewidth=2)
         y, x = np.nonzero(mask & ~other)
-        axes[3].scatter(x, y, s=5, color=color)
+        axes[4].scatter(x, y, s=14, color=color, zorder=3)
     y, x = np.nonzero(corners(pred) & corners(target))
-    axes[3].scatter(x, y, s=5, color=BOTH)
-    save_figure(figure, path, dpi=110)
+    axes[4].scatter(x, y, s=14, color=BOTH, zorder=3)
+    axes[5].set_axis_off()
+    patches = [Patch(facecolor=color) for color in KEY.values()]
+    axes[5].legend(patches, KEY, loc="upper left", frameon=False, fontsize=10, borderaxespad=0, labelspacing=0.9)
 
 
 def main() -> None:
-    """Write the figure of docs/metrics.md."""
+    """Write the figures of docs/metrics.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(__file__).parents[1] / "docs" / "images" / "metrics.png"
     parser.add_argument("--output", type=Path, default=default)
-    draw(parser.parse_args().output)
+    path = parser.parse_args().output
+    for ending, (size, rows, columns) in LAYOUTS.items():
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure, rows, columns)
+        save_figure(figure, path.with_stem(f"{path.stem}{ending}"), dpi=150)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
     make demo && python benchmarks/page_pictures.py
 
-Pages are opened in a headless Chromium, once in a wide window and once in that of a phone.
+Pages are opened in a headless Chromium, once in a wide window and once in that of a phone. The panel of a validation
+image and the figure of a diagnosis are drawn by the command.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from edgeloss import __version__
 from pictures import save_png
@@ -79,17 +82,38 @@ def take(driver: Any, demo: Path, shot: Shot, width: int, dots: int) -> bytes:  
     return base64.b64decode(taken["data"])
 
 
-def draw_panel(demo: Path, folder: Path) -> bytes:
-    """Return the panel of the image of report.html, with both edge terms."""
+def run_command(*words: object) -> int:
+    """Run the command edgeloss, and return its exit code."""
+    return subprocess.run([sys.executable, "-m", "edgeloss.cli", *map(str, words)], check=False).returncode
+
+
+def draw_figures(demo: Path, folder: Path) -> dict[str, bytes]:
+    """Return the panel of the image of report.html, and the figure of a diagnosis of its logits, one of which is nan.
+
+    The diagnosis is of every second logit along both axes, which the loss upsamples.
+
+    Raises:
+        ValueError: if the report is no page about an image, or the command fails.
+    """
     title = re.search(r"<title>(.+?) · ", (demo / "report.html").read_text("utf-8"))
     if title is None:
         raise ValueError(f"{demo / 'report.html'}: expected a report of an image, but got another page")
     name, data = title[1], demo / "data"
-    command = ["view", "--terms", "--image", data / "val" / "images" / f"{name}.png", "--classes", data / "classes.txt"]
-    command += ["--mask", data / "val" / "masks" / f"{name}.png", "-o", folder / "panel.png", "--dpi", 110]
-    command += ["--pred", demo / "EdgeAwareLoss" / "probabilities" / f"{name}.npy"]
-    subprocess.run([sys.executable, "-m", "edgeloss.cli", *map(str, command)], check=True)
-    return (folder / "panel.png").read_bytes()
+    pred, mask = demo / "EdgeAwareLoss" / "probabilities" / f"{name}.npy", data / "val" / "masks" / f"{name}.png"
+    logits = np.log(np.load(pred).astype(np.float32).clip(1e-6))[:, ::2, ::2]
+    logits[0, logits.shape[1] // 4, logits.shape[2] // 4] = np.nan
+    np.save(folder / "logits.npy", logits)
+    panel, figure = folder / "panel.png", folder / "diagnosis.png"
+    image = ["--image", data / "val" / "images" / f"{name}.png", "--classes", data / "classes.txt"]
+    codes = (
+        run_command("view", *image, "--mask", mask, "--pred", pred, "-o", panel, "--width", 6.9, "--dpi", 160),
+        run_command(
+            "diagnose", "--pred", folder / "logits.npy", "--mask", mask, "--region-weight", 0, "--figure", figure
+        ),
+    )
+    if codes != (0, 1):  # 1: not finite
+        raise ValueError(f"edgeloss: expected the exit codes 0 of view and 1 of diagnose, but got {codes}")
+    return {"panel": panel.read_bytes(), "diagnosis": figure.read_bytes()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     demo = options.demo.resolve()
     with TemporaryDirectory() as folder, start_browser() as driver:
-        save_png(draw_panel(demo, Path(folder)), options.output / "terms.png")
+        for name, content in draw_figures(demo, Path(folder)).items():
+            save_png(content, options.output / f"{name}.png")
         for name, shot in SHOTS.items():
             for ending, (width, dots) in WINDOWS.items():
                 save_png(take(driver, demo, shot, width, dots), options.output / f"{name}{ending}.png")

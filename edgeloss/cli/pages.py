@@ -25,6 +25,7 @@ from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.pictures import side_for
 from edgeloss.viz.report import describe_loss, draw_report
+from edgeloss.viz.scores import shown_figures
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 
@@ -107,9 +108,13 @@ def _write_page(
     suffix = output.suffix.lower()
     case = reader.read(files)
     examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
-    # A report says below its title what was read, a picture has no other place for it.
+    arrays = stack_arrays(examined)
+    # A report has other places for what was read and for scores.
     about = network_name(options.pred) if suffix == ".html" else case.interpretation
-    title, arrays = printable(f"{case.name} · {about}"), stack_arrays(examined)
+    title = printable(f"{case.name} · {about}")
+    if suffix != ".html" and len(examined) == 1:
+        scores = [" ".join(score) for score in shown_figures(examined[0].figures).items()]
+        title = " · ".join([title, *scores[:2]])
     look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
     if suffix == ".html":
         read = printable(case.interpretation)

@@ -38,7 +38,6 @@ class Kind(NamedTuple):
         about: what it shows, in a line.
         unit: of the values.
         nothing: what black means.
-        outline: the color of the borders between the true labels.
         log: the colors are those of log10; the statistics remain those of the values.
     """
 
@@ -46,7 +45,6 @@ class Kind(NamedTuple):
     about: str
     unit: str = ""
     nothing: str = "off the edges"
-    outline: str = "black"
     log: bool = False
 
 
@@ -55,13 +53,13 @@ _ABOUT_SIDES = {
     "other_side": "the class should not leak across",
 }
 _KINDS = {
-    "cross_entropy": Kind(TERMS[0].title, "loss of a pixel by its label", "nats", "", "white"),
+    "cross_entropy": Kind(TERMS[0].title, "loss of a pixel by its label", "nats", ""),
     **{term.name: Kind(term.title, _ABOUT_SIDES[term.name], "nats") for term in EDGE_TERMS},
     "edge": Kind("edge map", "loss at edges: same + other side", "nats"),
-    "distance": Kind("distance", "to the nearest other label", "", "far", "white"),
-    "pixel_distance": Kind("distance", "to the nearest other label", "px", "far", "white"),
-    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "per logit", "zero", "white", log=True),
-    "region": Kind("|region gradient|", "part of the region term, log scale", "per logit", "zero", "white", log=True),
+    "distance": Kind("distance", "to the nearest other label", "", "far"),
+    "pixel_distance": Kind("distance", "to the nearest other label", "px", "far"),
+    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "per logit", "zero", log=True),
+    "region": Kind("|region gradient|", "part of the region term, log scale", "per logit", "zero", log=True),
 }
 
 

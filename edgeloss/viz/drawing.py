@@ -14,7 +14,7 @@ import numpy.typing as npt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
@@ -36,10 +36,10 @@ _BAR = 0.08  # height of a color bar
 _BAR_GAP = 0.05  # between a picture and its color bar
 _BELOW_MAP = _BAR_GAP + _BAR + 0.16  # with the numbers below a color bar
 _UNIT = 0.45  # right of a color bar
-_LINES_FROM = 0.012  # size of a pixel of a map that leaves room for contours
 _NARROWEST = 1.4  # width of a picture that its caption fits
 NARROWEST_FIGURE = _NARROWEST + 2 * _MARGIN
 _KEY_LINE = 0.16  # height of a line of the key
+_FRAME = 25  # the part of a picture's side between a marked pixel and the frame around it
 _SWATCH = 0.3  # width of a colored box of the key with the space around it
 _KEY_SIZE = 7  # points
 _DPI = 200
@@ -64,8 +64,7 @@ class Picture(NamedTuple):
         stats: the last line of the caption.
         content: colors [h, w, 3], or a map.
         at: which image of the map.
-        borders: lines of :func:`find_borders`, if they are to be drawn.
-        lines: colors of the borders and their widths, 1 for thin ones; those of a map have one color of its own.
+        borders: lines of :func:`find_borders`, if they are to be drawn over a picture of colors.
         marked: [h, w] bool, pixels to mark, in a picture of colors; those of a map are its values that are not finite.
     """
 
@@ -74,7 +73,6 @@ class Picture(NamedTuple):
     content: _Array | ColoredMap
     at: int = 0
     borders: _Array | None = None
-    lines: Sequence[tuple[str, float]] = ()
     marked: _Array | None = None
 
 
@@ -102,11 +100,11 @@ def draw_figure(
     for picture, box in zip([picture for block in blocks for picture in block], boxes, strict=True):
         axes = _add_axes(figure, box, shape, picture)
         if isinstance(picture.content, ColoredMap):
-            _fill_map(figure, axes, box, shape, picture)
+            _fill_map(figure, axes, box, picture)
             continue
         extent = (*axes.get_xlim(), *axes.get_ylim())
         axes.imshow(picture.content, extent=extent, aspect="auto", interpolation="antialiased")
-        for color, factor in picture.lines:
+        for color, factor in (("#ffffffa0", 2.2), ("black", 1.0)):  # seen on any image
             draw_borders(axes, picture.borders, color, factor * min(0.16 * box[2], 0.45))
         if picture.marked is not None:
             _mark(axes, picture.marked)
@@ -283,8 +281,8 @@ def _in_figure(figure: Figure, box: Box) -> Box:
     return box[0] / width, box[1] / height, box[2] / width, box[3] / height
 
 
-def _fill_map(figure: Figure, axes: Axes, box: Box, shape: tuple[int, ...], picture: Picture) -> None:
-    """Fill the axes with one image of a map of any resolution, with borders where its pixels are large enough."""
+def _fill_map(figure: Figure, axes: Axes, box: Box, picture: Picture) -> None:
+    """Fill the axes with one image of a map of any resolution."""
     colored = picture.content
     assert isinstance(colored, ColoredMap)
     values = colored.values(picture.at)
@@ -294,8 +292,6 @@ def _fill_map(figure: Figure, axes: Axes, box: Box, shape: tuple[int, ...], pict
     drawn.set_data(values)
     drawn.set_clip_path(axes.patch)
     axes.add_image(drawn)
-    if (pixel := box[-1] / shape[0]) > _LINES_FROM:
-        draw_borders(axes, picture.borders, colored.kind.outline, min(0.3 * 72 * pixel, 1.0))
     _mark(axes, np.ma.getmaskarray(values))
     _add_color_bar(figure, box, drawn, colored)
 
@@ -319,9 +315,16 @@ class _MapImage(AxesImage):
 
 
 def _mark(axes: Axes, mask: _Array) -> None:
-    """Draw a dot on every pixel of the mask, large enough to see one pixel in a million."""
+    """Draw a dot on every pixel of the mask, large enough to see one pixel in a million, and a frame around them."""
     row, column = np.nonzero(mask)
     rows, columns = mask.shape
+    # Lines around all that is near a marked pixel; where they are everywhere, there is none.
+    reach = [max(round(size / _FRAME), 1) for size in mask.shape]
+    near = np.pad(mask, [(size, size) for size in reach])
+    for axis, size in enumerate(reach):
+        near = np.lib.stride_tricks.sliding_window_view(near, 2 * size + 1, axis).any(-1)
+    scale = np.array([np.ptp(axes.get_xlim()) / columns, np.ptp(axes.get_ylim()) / rows])
+    draw_borders(axes, (find_borders(near.astype(np.int8)) + 0.5) * scale - 0.5, to_hex(LOUD), 1.2)
     x, y = (column + 0.5) / columns, 1 - (row + 0.5) / rows
     axes.plot(x, y, "s", markersize=2.5, markeredgewidth=0, color=LOUD, transform=axes.transAxes, rasterized=True)
 

@@ -25,6 +25,7 @@ from edgeloss.viz.coloring import (
 )
 from edgeloss.viz.drawing import NARROWEST_FIGURE, KeyEntry, Picture, TextFigure, draw_figure, find_borders
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
+from edgeloss.viz.pictures import labels_picture
 from edgeloss.viz.scores import shown
 
 MAPS = ("cross_entropy", "edge", "gradient", "region")
@@ -71,8 +72,7 @@ def panel(
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: one line above the pictures.
         terms: also draw the two edge terms.
-        contours: draw the borders between the true labels as lines over image, prediction and, where the pixels are
-            large enough, maps.
+        contours: draw the borders between the true labels as lines over image and prediction.
         width: of the figure in inches, at least 1.7: about 3.3 for a column of a paper and 6.9 for two. None adapts it
             to the images.
 
@@ -123,7 +123,7 @@ def draw_panel(
         pictures = _pictures_of_labels(truth, prediction, image, look.colors, borders)
         if names is not None:
             pictures[0] = pictures[0]._replace(stats=f"{names[index]} · {pictures[0].stats}")
-        blocks.append(pictures + [Picture(one.kind.name, one.stats[index], one, index, borders) for one in maps])
+        blocks.append(pictures + [Picture(one.kind.name, one.stats[index], one, index) for one in maps])
     return draw_figure(
         blocks, arrays.target.shape[1:], _key(arrays, maps, look, contours=contours), title=look.title, width=width
     )
@@ -142,13 +142,12 @@ def _pictures_of_labels(
     share = float(is_wrong.mean()) if valid.any() else np.nan
     right = f"{shown(1 - share, '.1%')} right" if valid.any() else "all ignored"
     wrong = f"{is_wrong.sum():,} pixels wrong, {shown(share, '.1%')}" if valid.any() else "all ignored"
-    predicted = picture_of_labels(prediction, colors, LOUD)
-    double = [("#00000080", 2.0), ("white", 1.0)]  # seen on any image
+    predicted = labels_picture(truth, prediction, colors)
     size = f"{width} × {height} pixels"
     return [
-        *([] if image is None else [Picture("image", size, image, borders=borders, lines=double)]),
+        *([] if image is None else [Picture("image", size, image, borders=borders)]),
         Picture("ground truth", stats, picture_of_labels(truth, colors)),
-        Picture("prediction", right, predicted, borders=borders, lines=[("black", 1.0)], marked=prediction < 0),
+        Picture("prediction", right, predicted, borders=borders, marked=(prediction < 0) & valid),
         Picture("errors", wrong, error_picture(truth, prediction, image)),
     ]
 

@@ -318,11 +318,14 @@ def _mark(axes: Axes, mask: _Array) -> None:
     """Draw a dot on every pixel of the mask, large enough to see one pixel in a million, and a frame around them."""
     row, column = np.nonzero(mask)
     rows, columns = mask.shape
+    if not row.size:
+        return
     # Lines around all that is near a marked pixel; where they are everywhere, there is none.
-    reach = [max(round(size / _FRAME), 1) for size in mask.shape]
-    near = np.pad(mask, [(size, size) for size in reach])
-    for axis, size in enumerate(reach):
-        near = np.lib.stride_tricks.sliding_window_view(near, 2 * size + 1, axis).any(-1)
+    near = mask
+    for _ in range(2):  # down, then across
+        size = max(round(len(near) / _FRAME), 1)
+        sums = np.pad(near.astype(np.int32), ((size + 1, size), (0, 0))).cumsum(0)
+        near = (sums[2 * size + 1 :] > sums[: -2 * size - 1]).T
     scale = np.array([np.ptp(axes.get_xlim()) / columns, np.ptp(axes.get_ylim()) / rows])
     draw_borders(axes, (find_borders(near.astype(np.int8)) + 0.5) * scale - 0.5, to_hex(LOUD), 1.2)
     x, y = (column + 0.5) / columns, 1 - (row + 0.5) / rows

@@ -55,7 +55,7 @@ const { left, top, width, height } = card.getBoundingClientRect();
 return [left - 10, top + scrollY - 10, width + 20, height + 20];
 """
 SHOTS = {
-    "report": Shot("report.html", _PIN, _TOP.format(end="innerWidth > 600 ? '#viewer' : '#key'")),
+    "report": Shot("report.html", _PIN, _TOP.format(end="innerWidth > 600 ? '#viewer' : '.panes'")),
     "compare": Shot("comparison.html", "", _MEDIAN),
     "run": Shot("EdgeAwareLoss/report.html", "", _TOP.format(end="innerWidth > 600 ? '.curves' : '.curves .card'")),
 }

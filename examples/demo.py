@@ -43,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"cross-entropy": ["--model.loss.edge_weight=0", "--model.loss.region_weight=0"], "EdgeAwareLoss": []}
 DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
 COMMON = ("--model.width=8", "--model.levels=4", "--data.workers=0", "--data.cache=true", "--page.worst=4")
+COMMON += ('--page.links={"Comparison of both trainings": "../comparison.html"}',)
 COMMON += ("--overwrite", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
 SCORES = {
     "val/accuracy": "accuracy of all pixels",

@@ -37,6 +37,7 @@ class RunPage(WriteRunPage):
 
     Args:
         worst: Validation images with the highest edge loss to show in report.html.
+        links: Pages that report.html links to, from its folder, by the text of the link.
     """
 
     def picture(self, image: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ def draw_windows(
     for caption, window in zip(captions, chosen, strict=True):
         truth = window.crop(split.target)
         is_void = truth == split.void
-        of_borders = {"borders": find_borders(truth.masked_fill(is_void, -1).numpy()), "lines": [("black", 2.0)]}
+        borders = find_borders(truth.masked_fill(is_void, -1).numpy())
         true_labels, *predictions = (
             window.crop(labels).masked_fill(is_void, len(split.classes)).numpy()
             for labels in (split.target, *split.predictions.values())
@@ -172,7 +172,7 @@ def draw_windows(
         for loss, labels, score in zip(split.predictions, predictions, window.scores, strict=True):
             name, opening, options = loss.partition(" (")
             about = f"boundary F1 {100 * score:.0f} %{opening}{options}"
-            block.append(Picture(name, about, colors[labels], **of_borders))
+            block.append(Picture(name, about, colors[labels], borders=borders))
         blocks.append(block)
     key = [KeyEntry(names[label], tuple(colors[label])) for label in sorted(present)]
     return draw_figure(blocks, (chosen[0].size,) * 2, key, title=title)

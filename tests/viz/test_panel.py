@@ -6,6 +6,7 @@ import gc
 import io
 import re
 import weakref
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -22,7 +23,7 @@ from edgeloss.viz import compute_arrays, distinct_colors, panel, report
 from edgeloss.viz.arrays import read_scene
 from edgeloss.viz.coloring import color_bytes, shown_number
 from edgeloss.viz.drawing import find_borders
-from edgeloss.viz.palette import RIGHT, VOID, WRONG
+from edgeloss.viz.palette import PALE, RIGHT, VOID, WRONG
 from edgeloss.viz.panel import gradient_figure
 from edgeloss.viz.scores import shown
 
@@ -103,7 +104,7 @@ def test_integer_palettes_are_of_255() -> None:
     logits, target = scene(classes=2)
     figure = panel(logits, target, palette=np.array([[255, 0, 51], [0, 102, 0]], dtype=np.uint8))
     shown = np.unique(drawn(pictures(figure)["prediction"]).reshape(-1, 3), axis=0)
-    np.testing.assert_array_equal(shown, [[0, 102, 0], [255, 0, 51]])
+    np.testing.assert_array_equal(shown, [[0, 102, 0], color_bytes(VOID), [255, 0, 51]])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_captions_errors_and_contours_with_and_without_an_image() -> None:
     share = shown(wrong.sum() / (target >= 0).sum().item(), ".1%")
     assert caption(without) == caption(with_image) == f"{wrong.sum()} pixels wrong, {share}"
     rest = ~wrong & (target[0] >= 0).numpy()
-    for axes, right in ((with_image, (0.5, 0.5, 0.5)), (without, RIGHT)):
+    for axes, right in ((with_image, [fmean(PALE)] * 3), (without, RIGHT)):
         for pixels, color in ((wrong, WRONG), (rest, right), (target[0] < 0, VOID)):
             np.testing.assert_allclose(drawn(axes)[pixels] - color_bytes(color).astype(int), 0, atol=1)
 

@@ -22,8 +22,9 @@ from edgeloss.viz.coloring import color_bytes
 from edgeloss.viz.palette import VOID
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-LEFTS, TOPS, SIDE = (57, 309, 561, 813, 1065), (90, 375, 661), 242  # of the windows, with their frames
-COLUMNS = ("image", "true labels", "cross-entropy", "edge-weighted CE\n+ Dice", "EdgeAwareLoss()")
+LEFTS, TOPS, DRAWN_SIDE = (19, 366, 713, 1060, 1406), (96, 494, 893), 328  # of the windows, with their frames
+SIDE = 242  # of the windows here
+COLUMNS = ("image", "true labels", "cross-entropy", "CE + Dice", "EdgeAwareLoss()")
 ROWS = ("largest gain", "median", "largest loss")
 CLASSES = ("sky", "building", "pole", "road", "sidewalk", "tree")
 CLASSES += ("sign", "fence", "car", "pedestrian", "bicyclist", "void")
@@ -58,7 +59,9 @@ class Sheet(NamedTuple):
 def read_windows() -> list[list[Image.Image]]:
     """Return the windows, by row."""
     drawn = Image.open(IMAGES / "quality-crops.png").convert("RGB")
-    return [[drawn.crop((left, top, left + SIDE, top + SIDE)) for left in LEFTS] for top in TOPS]
+    corners = [[(left, top) for left in LEFTS] for top in TOPS]
+    windows = [[drawn.crop((x, y, x + DRAWN_SIDE, y + DRAWN_SIDE)) for x, y in row] for row in corners]
+    return [[window.resize((SIDE, SIDE), Image.Resampling.LANCZOS) for window in row] for row in windows]
 
 
 def blank(width: int, height: int) -> Image.Image:
@@ -74,10 +77,10 @@ def draw_wide(windows: Sequence[Sequence[Image.Image]]) -> Image.Image:
         x = left + column * (SIDE + gap)
         sheet.write((x, head - 8), name, bold=column == 4, anchor="ld")
         for row, of_row in enumerate(windows):
-            y = head + row * (SIDE + below + 10)
+            y = head + below + row * (SIDE + below + 10)  # below the title of the row
             sheet.image.paste(of_row[column], (x, y))
             if column == 0:
-                sheet.write((x, y + SIDE + 5), ROWS[row], bold=True)
+                sheet.write((x, y - 34), ROWS[row], bold=True)
     sheet.add_key(sheet.image.height - 76, 6)
     return sheet.image
 

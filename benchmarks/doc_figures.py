@@ -350,9 +350,11 @@ def losses_table(plan: str) -> list[str]:
 
 
 def scores(summary: Summary, *, bold: Collection[str] = ()) -> str:
-    """Return the mean main scores of a summary, some of them in bold."""
+    """Return the mean main scores of a summary, some of them in bold; narrow screens do not break them."""
     marks = {name: "**" * (name in bold) for name in MAIN}
-    return " / ".join(f"{mark}{number(name, summary['scores'][name][0])}{mark}" for name, mark in marks.items())
+    return "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(
+        f"{mark}{number(name, summary['scores'][name][0])}{mark}" for name, mark in marks.items()
+    )
 
 
 def points(summary: Summary) -> str:

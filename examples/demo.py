@@ -34,7 +34,7 @@ from scipy.ndimage import distance_transform_edt
 from edgeloss.cli.progress import shown_time
 from edgeloss.io import VOID_INDEX, read_classes
 from edgeloss.viz import distinct_colors
-from edgeloss.viz.coloring import color_bytes, error_picture, picture_of_labels
+from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, picture_of_labels
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.run_page import Row
 
@@ -195,16 +195,12 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     maps = [picture_of_labels(np.where(truth < 0, -1, labels), colors) for labels in (truth, *predictions)]
     pictures = {"image": photo, **dict(zip(files, maps, strict=True))}
     before, after = RUNS
-    was, now = wrong = [(labels != truth) & (truth >= 0) for labels in predictions]
-    differences = {  # as in comparison.html
-        f"only {before} wrong": (BETTER, was & ~now),
-        f"only {after} wrong": (WORSE, now & ~was),
-        "both wrong": (WRONG_IN_BOTH, was & now),
-    }
+    differences = compared_errors(truth, *predictions)
     pictures["difference"] = error_picture(truth, truth, photo)
-    for color, mask in differences.values():
+    for color, mask in differences.items():
         pictures["difference"][mask] = color_bytes(color)
-    fewer = was.astype(int) - now
+    wrong = [differences[one] | differences[WRONG_IN_BOTH] for one in (BETTER, WORSE)]
+    fewer = differences[BETTER].astype(int) - differences[WORSE]
     windows = {"A": window_of_most(fewer), "B": window_of_most(-fewer)}
     parts = {"whole": (slice(None), slice(None)), **windows}
     about = {"whole": "the whole image", "A": "A: most pixels gained", "B": "B: most pixels lost"}
@@ -230,7 +226,9 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
         **dict(zip(classes, colors, strict=True)),
         "ignored": VOID,
         "difference:": None,  # a word without a color
-        **{meaning: color for meaning, (color, _) in differences.items()},
+        f"only {before} wrong": BETTER,
+        f"only {after} wrong": WORSE,
+        "both wrong": WRONG_IN_BOTH,
     }
     patches = [
         Patch(facecolor=color, edgecolor="black", linewidth=0.5, visible=color is not None)

@@ -17,7 +17,18 @@ from torch import Tensor
 from edgeloss._checks import hints
 from edgeloss._checks.options import EDGE_TERMS, TERMS
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.palette import LOUD, NOTHING, PALE, RIGHT, VOID, WRONG, distinct_colors
+from edgeloss.viz.palette import (
+    BETTER,
+    LOUD,
+    NOTHING,
+    PALE,
+    RIGHT,
+    VOID,
+    WORSE,
+    WRONG,
+    WRONG_IN_BOTH,
+    distinct_colors,
+)
 
 _Array = npt.NDArray[Any]
 Color = tuple[float, float, float]
@@ -269,6 +280,18 @@ def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> n
     picture[target != prediction] = color_bytes(WRONG)
     picture[target < 0] = color_bytes(VOID)
     return picture
+
+
+def compared_errors(target: _Array, first: _Array, second: _Array) -> dict[Color, _Array]:
+    """Return where one of two predictions is wrong and the other is not, and where both are, by color.
+
+    Args:
+        target: [H, W] labels, -1 at ignored pixels, which are wrong nowhere.
+        first: [H, W] labels.
+        second: [H, W] labels.
+    """
+    was, now = ((labels != target) & (target >= 0) for labels in (first, second))
+    return {BETTER: was & ~now, WORSE: now & ~was, WRONG_IN_BOTH: was & now}
 
 
 def picture_of_labels(labels: _Array, colors: _Array, absent: Color = VOID) -> npt.NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from edgeloss._checks.options import TERMS
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.coloring import color_bytes, picture_of_labels, reduce_blocks
+from edgeloss.viz.coloring import color_bytes, compared_errors, picture_of_labels, reduce_blocks
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG, WRONG_IN_BOTH
 from edgeloss.viz.pictures import (
     Rgb,
@@ -255,7 +255,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     first, second = (one.prediction[0] for one in runs.values())
     before, after = (one.maps["edge"][0] for one in runs.values())
     change = picture(_edge_change(truth, before, after, side), side, "change of the edge loss", base="gray")
-    difference = _difference(truth, first, second, on_photo=on_photo)
+    difference = overlay({**compared_errors(truth, first, second), VOID: truth < 0}, truth.shape, on_photo=on_photo)
     labels = [("ground truth", picture_of_labels(truth, colors))]
     labels += [(run, labels_picture(truth, one.prediction[0], colors)) for run, one in runs.items()]
     # In rows of four, or of two: what belongs together is next to or below each other.
@@ -278,15 +278,15 @@ def _verdict(
     figures: Sequence[Mapping[str, float]],
     settings: Mapping[str, Sequence[str]],
 ) -> str:
-    """Return in two sentences which network is ahead, and that other seeds may give another result."""
+    """Return which network is ahead and, where their seeds are known, that others may give another result."""
     name, change = FIGURES[_BY].name, shown_changes(*figures)[FIGURES[_BY].name]
     gains = [item.changes[_BY] for item in items]
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     seeds = dict.fromkeys(settings.get("seed_everything", ()))
-    of_seed = f", seed {' and '.join(seeds)}" if seeds else ""
+    of_seed = f" These are trainings with seed {' and '.join(seeds)}: another seed may give another result."
     return (
         f"{runs[1]} changes {name} by {change['text']} points, and is better in {better} and worse in {worse} of"
-        f" {len(items)} images. These are single trainings{of_seed}: another seed may give another result."
+        f" {len(items)} images.{of_seed * bool(seeds)}"
     )
 
 
@@ -390,13 +390,6 @@ def _examples(items: Sequence[Item], runs: Sequence[str], key: list[list[str]]) 
             rows = [{"item": at} for at in places]
             parts.append({"kind": "figures", "title": titles[kind], "first": _SHOWN_OF_TWO, "rows": rows})
     return parts
-
-
-def _difference(truth: _Array, first: _Array, second: _Array, *, on_photo: bool) -> Rgb:
-    """Return where one prediction is wrong and the other is not, [H, W, 4]."""
-    was, now = ((labels != truth) & (truth >= 0) for labels in (first, second))
-    marks = {BETTER: was & ~now, WORSE: now & ~was, WRONG_IN_BOTH: was & now, VOID: truth < 0}
-    return overlay(marks, truth.shape, on_photo=on_photo)
 
 
 def _edge_change(truth: _Array, first: _Array, second: _Array, side: int) -> Rgb:

@@ -23,9 +23,9 @@ from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import HEADLINES, about_figures, shown_figures
 
 Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
-_STYLES = ("base.css", "run.css", "viewer.css")
+_STYLES = ("base.css", "viewer.css")
 # Those that follow page.js find its elements.
-_SCRIPTS = ["base", "parts", "enlarge", "curves", "worst", "gallery", "page"]
+_SCRIPTS = ["base", "parts", "enlarge", "curves", "gallery", "page"]
 _SCRIPTS += ["data", "drawing", "views", "sidebar", "filters", "viewer"]
 _SPECIAL = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
 

@@ -366,7 +366,7 @@ def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> 
     colors |= {name: to_hex(color) for name, (color, occurs) in others.items() if occurs}
     key = [[name, color] for name, color in colors.items()]
     title = "The validation images of the highest edge loss"
-    return [{"kind": "worst", "title": title, "text": text, "key": key, "first": [0, 1, 2, 3], "rows": rows}]
+    return [{"kind": "figures", "title": title, "text": text, "key": key, "first": [0, 1, 2, 3], "rows": rows}]
 
 
 def _maps(images: Sequence[Arrays]) -> list[list[ColoredMap]]:

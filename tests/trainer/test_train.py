@@ -65,7 +65,7 @@ def test_files_of_a_run(trained: Path) -> None:
         total = row[f"{part}/cross_entropy"] + row[f"{part}/edge_focused"] + 3 * row[f"{part}/region"]
         assert row[f"{part}/loss"] == pytest.approx(total)
     page = (trained / "report.html").read_text("utf-8")
-    (worst,) = parts_of(page, "worst")
+    (worst,) = parts_of(page, "figures")
     assert len({row["name"] for row in worst["rows"]}) == 2
     assert "edge_weight: 1.0" in page  # the configuration
     assert len((trained / "metrics.csv").read_text().splitlines()) == 3

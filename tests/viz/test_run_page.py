@@ -118,7 +118,7 @@ def test_pictures_say_which_epoch_they_are_of_and_markup_is_text(tmp_path: Path)
     assert page.count("</script>") == 2  # those of the template
     for markup in ("<i>run", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
-    (figures,) = parts_of(page, "worst")
+    (figures,) = parts_of(page, "figures")
     assert figures["text"].startswith("As the network of epoch 2 sees them, the last; the best is 1.")
     names = [name for name, _ in figures["key"]]
     assert names == ["0", "1", "2", "wrong", "no edge, zero gradient"]  # what occurs

@@ -144,20 +144,20 @@ const unfold = (figures) => {
 };
 
 // What is said of an image: a text, or the first of its figures in a gallery, and how that changed.
-const saidOf = ({ about, change, lines }) => {
-  const [title, value, changed] = lines?.[0] ?? [];
-  const tone = change ?? changed;
-  return [about ?? (lines ? `${title} ${value}` : ""), ...(tone ? [" ", text("small", `(${tone.text})`, tone.tone)] : [])];
+const saidOf = ({ about, lines }) => {
+  if (!lines) return [about];
+  const [title, value, change] = lines[0];
+  return [`${title} ${value}`, ...(change ? [" ", text("small", `(${change.text})`, change.tone)] : [])];
 };
 
-// Rows of pictures, each with a title: of an image of the gallery, or with its own. Narrow screens show one or some of
-// them first.
-parts.figures = ({ title, text: content, first, rows }) => {
+// Rows of pictures, each with a title: of an image of the gallery, or with its own.
+parts.figures = ({ title, text: content, key, first, rows }) => {
   const shown = rows.flatMap((row) => {
     const image = items[row.item] ?? row;
     const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, ...saidOf(image)));
-    const figures = picturesOf(image, [first].flat());
+    const figures = picturesOf(image, first);
     return [head, figures, unfold(figures)];
   });
-  return [element("section", { className: "card" }, text("h2", title), ...(content ? [text("p", content, "hint")] : []), ...shown)];
+  const above = [...(content ? [text("p", content, "hint")] : []), ...(key ? [keyOf(key)] : [])];
+  return [element("section", { className: "card" }, text("h2", title), ...above, ...shown)];
 };

@@ -54,27 +54,26 @@ def corners(mask: Mask) -> Mask:
     return np.asarray(np.any(around, 0) & ~np.all(around, 0))
 
 
-def scores() -> dict[str, str]:
-    """Return the scores of the prediction, by the title of their picture."""
+def scores() -> list[str]:
+    """Return the scores of the prediction, in the order of the pictures."""
     pred, target = (torch.from_numpy(mask.astype(np.int64))[None] for mask in shapes())
     shape = {"pred": pred, "target": target, "num_classes": 2, "include_background": False}
-    distance = metrics.average_surface_distance(**shape)
-    return {
-        "Boundary IoU: bands": f"Boundary IoU: {metrics.boundary_iou(**shape, ratio=RATIO):.2f}",
-        "Boundary F1: borders": f"F1 within {RADIUS} px: {metrics.boundary_f1(**shape, radius=RADIUS):.2f}",
-        "Trimap IoU: near borders": f"IoU within {BAND} px: {metrics.trimap_iou(**shape, radius=BAND):.2f}",
-        "Surface distances": f"average: {distance:.2f} px",
-    }
+    return [
+        f"IoU: {metrics.trimap_iou(**shape, radius=SIZE):.2f}",  # of all pixels
+        f"Boundary IoU: {metrics.boundary_iou(**shape, ratio=RATIO):.2f}",
+        f"F1 within {RADIUS} px: {metrics.boundary_f1(**shape, radius=RADIUS):.2f}",
+        f"IoU within {BAND} px: {metrics.trimap_iou(**shape, radius=BAND):.2f}",
+        f"average: {metrics.average_surface_distance(**shape):.2f} px",
+    ]
 
 
 def fill(axes: Axes, title: str, layers: dict[str, Mask]) -> None:
-    """Draw masks over each other, in their colors, with the score below."""
+    """Draw masks over each other, in their colors."""
     picture = np.broadcast_to(mpl.colors.to_rgb(NOTHING), (SIZE, SIZE, 3)).copy()
     for color, mask in layers.items():
         picture[mask] = mpl.colors.to_rgb(color)
     axes.imshow(picture, extent=(0, SIZE, SIZE, 0))
     axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel(scores().get(title, ""), fontsize=10, loc="left")
     axes.set(xticks=[], yticks=[], xlim=(2, SIZE), ylim=(SIZE - 2, 2))
     axes.spines[:].set_visible(False)
 
@@ -107,6 +106,8 @@ def draw(figure: Figure, rows: int, columns: int) -> None:
         axes[4].scatter(x, y, s=14, color=color, zorder=3)
     y, x = np.nonzero(corners(pred) & corners(target))
     axes[4].scatter(x, y, s=14, color=BOTH, zorder=3)
+    for shown, score in zip(axes, scores(), strict=False):
+        shown.set_xlabel(score, fontsize=10, loc="left")
     axes[5].set_axis_off()
     patches = [Patch(facecolor=color) for color in KEY.values()]
     axes[5].legend(patches, KEY, loc="upper left", frameon=False, fontsize=10, borderaxespad=0, labelspacing=0.9)

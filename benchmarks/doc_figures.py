@@ -60,6 +60,7 @@ OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge"
 OF_TRAINED = ("f1_1", "f1_any_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
 OF_LONG = ("f1_1", "f1_3", "f1_5", "f1_any_1", "boundary_iou_005", "miou", "ece_edge", "ece")
 OF_THIN = ("f1_1", "f1_any_1", "cldice", "boundary_iou_005", "miou", "ece_edge")
+PARTS_OF_SCHEDULE = {"a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "the end": 1.0}
 # Plans that are scored on held-out images.
 TRIALS = ("balance", "focus", "pure", "region", "rivals-tune", "study", "terms")
 PRETRAINED, LARGE = "camvid 240 × 180", "camvid 480 × 360"
@@ -426,9 +427,6 @@ def ahead_by(*names: str, classes: int = 2) -> list[str]:
     return or_none(markdown_table(["data", "against", "pairs:", *(f"{METRICS[name]}:" for name in names)], cells))
 
 
-PARTS_OF_SCHEDULE = {"a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "the end": 1.0}
-
-
 def epochs_table(name: str = "f1_1") -> list[str]:
     """Return how far ours is ahead as the schedule goes, where some parts of it are scored."""
     cells = []
@@ -483,15 +481,10 @@ def without_lines() -> list[str]:
     return without_table(((setting, rows_in(setting), str(loss)) for setting, loss in pairs), BASELINE)
 
 
-def images_of(plan: str) -> list[str]:
-    """Return the differences to cross-entropy in the scores of single images, of the losses of a plan."""
-    rows = [(setting, rows, loss) for setting, rows in results_of(plan).items() for loss in by_loss(rows)]
-    return or_none(images_table([row for row in rows if row[2] != BASELINE], BASELINE))
-
-
 def classes_of(plan: str) -> list[str]:
     """Return the scores of each class under the losses of a plan of one setting."""
-    return classes_table(*next(((rows, [*by_loss(rows)]) for rows in results_of(plan).values()), ([], [])))
+    (rows,) = results_of(plan).values()
+    return classes_table(rows, [*by_loss(rows)])
 
 
 def classes_lines(setting: str) -> list[str]:
@@ -500,11 +493,11 @@ def classes_lines(setting: str) -> list[str]:
     return classes_table(rows_in(setting), [*several])
 
 
-def images_lines() -> list[str]:
-    """Return the differences to cross-entropy in the scores of single images."""
-    settings = [*SETS, *THIN_SETS]
-    rows = [(setting, rows_in(setting), loss) for setting in settings for loss in quality(setting) if loss != BASELINE]
-    return or_none(images_table(rows, BASELINE))
+def images_lines(plan: str | None = None) -> list[str]:
+    """Return the differences to cross-entropy in the scores of single images, of a plan or of all data sets."""
+    results = results_of(plan) if plan else {setting: rows_in(setting) for setting in (*SETS, *THIN_SETS)}
+    pairs = ((setting, rows, loss) for setting, rows in results.items() for loss in by_loss(rows) if loss != BASELINE)
+    return or_none(images_table(pairs, BASELINE))
 
 
 def or_none(lines: list[str]) -> list[str]:
@@ -779,7 +772,7 @@ FIGURES = {
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
     "thin": of_plan("docs/quality.md", thin_table, "thin"),
     "long": of_plan("docs/quality.md", long_table, "long"),
-    "images of long": of_plan(PEERS, images_of, "long"),
+    "images of long": of_plan(PEERS, images_lines, "long"),
     "classes of long": Figures(f"{TABLE} configs/quality-long.yaml --classes", {PEERS: partial(classes_of, "long")}),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),
     "controls": of_plan("docs/tried.md", losses_table, "controls"),

@@ -79,6 +79,42 @@ def test_bold_is_what_is_clear_of_the_other(results: dict[str, dict[str, list[Ro
     assert "| camvid | CE + Dice | 3 | **-10.0** [-10.0, -10.0]" in doc_figures.rival_table()[2]
 
 
+def test_ours_against_both_others(results: dict[str, dict[str, list[Row]]]) -> None:
+    plain, rival = seeds_of("ce", 0.40, 0.42, 0.44), seeds_of("dice", 0.60, 0.52, 0.44)
+    ours = seeds_of("module", 0.60, 0.62, 0.64)
+    results["default"] = {"camvid": [*plain, *ours, *rival]}
+    del ours[0]["metrics"]["ece"]  # as in rows of earlier versions
+    head, _, *lines = doc_figures.ahead_by("f1_1", "ece")
+    assert head == "| data | against | pairs | boundary F1 1 px ↑ | ECE ↓ |"
+    assert [line.split(" | ")[1:] for line in lines] == [
+        ["cross-entropy", "3", "**+20.0** [20.0, 20.0]", "**+20.0** [20.0, 20.0] (2) |"],
+        ["CE + Dice", "3", "+10.0 [-14.8, 34.8]", "+15.0 [-48.5, 78.5] (2) |"],
+    ]
+    assert doc_figures.ahead_by("f1_1", classes=3)[0] == "| not trained yet |"
+
+
+def test_ours_against_both_others_as_the_schedule_goes(results: dict[str, dict[str, list[Row]]]) -> None:
+    runs = {
+        "ce": seeds_of("ce", 0.4, 0.4),
+        "module": seeds_of("module", 0.6, 0.6, 0.6),
+        "dice": seeds_of("dice", 0.5, 0.5),
+    }
+    for loss, scores in {"ce": [0.1, 0.2, 0.4], "module": [0.5, 0.5, 0.6], "dice": [0.4, 0.3, 0.5]}.items():
+        for row in runs[loss]:
+            row["run"]["epochs"], row["curve"] = 40, {"epoch": [10, 20, 40], "f1_1": scores}
+    results["default"] = {"camvid": [row for rows in runs.values() for row in rows]}
+    head, _, *lines = doc_figures.epochs_table()
+    assert head == "| data | against | a quarter | a half | three quarters | the end |"
+    shown = [[cell.split(" [")[0].strip("*") for cell in line.split(" | ")[1:]] for line in lines]
+    assert shown == [
+        ["cross-entropy", "+40.0", "+30.0", "–", "+20.0"],
+        ["CE + Dice", "+10.0", "+20.0", "–", "+10.0"],
+    ]
+    for row in runs["ce"]:
+        row["curve"] = {"epoch": [40], "f1_1": [0.4]}
+    assert "cross-entropy" not in "".join(doc_figures.epochs_table())  # only the end is known
+
+
 def test_a_table_without_rows_says_so(results: dict[str, dict[str, list[Row]]]) -> None:
     assert doc_figures.trained_table("converged") == ["| not trained yet |", "|---|"]
     results["converged"] = {"camvid": [*seeds_of("ce", 0.4), *seeds_of("module", 0.5)]}

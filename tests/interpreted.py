@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language import core
 from triton.runtime import interpreter
 
 # As on a GPU, 0 · inf is nan without a word; where it may not reach a result, the tests compare the result.
@@ -28,6 +31,42 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 interpreter.InterpretedFunction.__call__ = _call
+
+# For each value the interpreter makes its type and shape anew, with names, and a table of all numbers to look one up:
+# together half of the rest. Nothing changes them, so values of one type and shape may have the same ones.
+_dtype_of, _make_block_type, _dtypes, _block_types = interpreter._get_np_dtype, core.block_type.__init__, {}, {}
+
+
+def _get_np_dtype(of: Any) -> Any:
+    element = of.element_ty if isinstance(of, tl.block_type) else of
+    if element.name not in _dtypes:
+        _dtypes[element.name] = _dtype_of(element)
+    return _dtypes[element.name]
+
+
+def _block_type(self: Any, element: Any, shape: Any) -> None:
+    key = element.name, *map(core._unwrap_if_constexpr, shape)
+    if key not in _block_types:
+        _make_block_type(self, element, shape)
+        _block_types[key] = vars(self).copy()
+    vars(self).update(_block_types[key])
+
+
+@cache
+def _shape_and_count(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+    return core.tuple([*map(core.constexpr, sizes)]), core.constexpr(math.prod(sizes))
+
+
+def _tensor(self: Any, handle: Any, of: Any) -> None:
+    self.handle, self.type, self.dtype = handle, of, of.scalar
+    self.shape, self.numel = _shape_and_count(tuple(of.shape) if of.is_block() else ())
+
+
+interpreter._get_np_dtype = _get_np_dtype
+core.block_type.__init__ = _block_type
+core.tensor.__init__ = _tensor
+# Nor does it compute sums, differences and products of integers twice: no test is as large as they would have to be.
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 _convert = interpreter._convert_float
 
 

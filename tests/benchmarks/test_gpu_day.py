@@ -48,6 +48,7 @@ def test_what_has_succeeded_is_not_repeated(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "late.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_what_fails_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each failure ends its process; one that has ended by itself is reported."""
     (tmp_path / "tasks.py").write_text(
@@ -73,7 +74,8 @@ def test_what_fails_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-triton")
-@pytest.mark.parametrize("only", [["agreement"], pytest.param([*gpu_day.STEPS], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("only", [["agreement"], [*gpu_day.STEPS]])
+@pytest.mark.slow
 def test_the_steps_run_in_the_interpreter(only: list[str], tmp_path: Path) -> None:
     output = tmp_path / "day.jsonl"
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--output", str(output), "--only", *only]

@@ -45,6 +45,7 @@ def test_only_the_step_of_the_edge_terms_brings_the_missing_part_back() -> None:
     assert step(logits, labels, ce_weight=0.0)[missing].min() > 0.5
 
 
+@pytest.mark.slow
 def test_pictures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["how_it_works.py", "--output", str(tmp_path)])
     how_it_works.main()

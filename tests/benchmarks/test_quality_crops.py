@@ -62,6 +62,7 @@ def test_void_has_no_border(split: Split) -> None:
         windows(split, 16)
 
 
+@pytest.mark.slow
 def test_command(trained: tuple[Place, list[Run]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, runs = trained
     plan = tmp_path / "plan.yaml"

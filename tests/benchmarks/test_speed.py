@@ -61,6 +61,7 @@ def test_other_losses_are_compared_with_cross_entropy(monkeypatch: pytest.Monkey
     assert all(row["milliseconds"] > 0 and row["megabytes"] == 1 for row in rows.values())
 
 
+@pytest.mark.slow
 def test_versions_take_turns(tmp_path: Path) -> None:
     case = losses.Case("tiny", (2, 3, 8, 8))
     row = versions.measure(case, versions.HERE, None, 1, 2)

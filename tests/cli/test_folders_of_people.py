@@ -29,7 +29,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name_of", ["pair", "image"])
+@pytest.mark.parametrize("name_of", ["pair", pytest.param("image", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", PARTS)
 def test_a_data_set_as_downloaded_is_read(run: Run, tmp_path: Path, layout: str, name_of: str) -> None:
     root = tmp_path / "data"

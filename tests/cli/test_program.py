@@ -224,7 +224,10 @@ def test_reports_are_printed_on_any_console(encoding: str, folder: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-@pytest.mark.parametrize("words", [["--help"], ["view", "--help"], ["--version"], ["info"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], *(pytest.param(w, marks=pytest.mark.slow) for w in (["view", "--help"], ["--version"], ["info"]))],
+)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_behind_standard_output_is_one_line(words: list[str], unbuffered: str) -> None:
     if words == ["--version"] and unbuffered:

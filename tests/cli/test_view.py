@@ -45,7 +45,7 @@ def test_the_loss_has_the_options_and_defaults_of_the_library(folder: Path) -> N
     assert Reader(options(*files)).criterion.options() == default.options()
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf"])
+@pytest.mark.parametrize("suffix", ["png", pytest.param("pdf", marks=pytest.mark.slow)])
 def test_view_writes_the_format_of_the_suffix(run: Run, folder: Path, suffix: str) -> None:
     output = folder / f"panel.{suffix}"
     assert run("view", *arguments(folder), "-o", output, *PALE).code == 0

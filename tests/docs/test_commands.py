@@ -110,6 +110,7 @@ def check_script(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", doc_figures.pages())
+@pytest.mark.slow
 def test_figures_are_those_of_the_results(page: str) -> None:
     text = (ROOT / page).read_text()
     assert doc_figures.written(page, text) == text, "run python benchmarks/doc_figures.py --write"
@@ -137,6 +138,7 @@ def test_every_committed_result_is_listed() -> None:
     assert results == {of_results.results for of_results in FIGURES.values()}
 
 
+@pytest.mark.slow
 def test_a_figure_that_differs_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,7 +99,9 @@ def test_a_pipe_and_a_device_are_written_through(tmp_path: Path) -> None:
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize(
+    "name", ["/dev/stdout", *(pytest.param(name, marks=pytest.mark.slow) for name in ("/proc/self/fd/1", "link"))]
+)
 def test_standard_output_is_written_through(tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to("/proc/self/fd/1")
     program = f"from edgeloss.io import atomic_write\nwith atomic_write({name!r}) as file: file.write(b'through')"

@@ -218,7 +218,13 @@ def one_hot_of_neighbors(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("classes", "slices", "options"),
-    [(3, 0, {"radius": (2, 1)}), (3, 0, {"decay": 2.0}), (40, 0, {}), (3, 3, {"radius": 1, "region_weight": 0.0})],
+    [
+        (3, 0, {"radius": (2, 1)}),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in ((3, 0, {"decay": 2.0}), (40, 0, {}), (3, 3, {"radius": 1, "region_weight": 0.0}))
+        ),
+    ],
 )
 def test_tiles_as_small_as_those_of_a_device_agree(
     classes: int, slices: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

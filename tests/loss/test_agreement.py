@@ -97,18 +97,19 @@ TRITON_ROWS = rows(
     radius=["near"],
     **ON_GPU,
 )
+IN_CI = EXHAUSTIVE or os.environ.get("CI") == "true"
 # Some of them at every change, as each takes seconds.
-OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 4 if os.environ.get("CI") == "true" else 20]
+OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 4 if IN_CI else 20]
 # Averages of three rows have a part without any, and the class that is ignored has neither maps nor a term.
 THREE = MANY | {"size": ((9, 9), (12, 12)), "batch": 1, "channels": 4, "void": 0.0, "radius": "near", "decay": None}
 OF_TRITON += [TRITON_ROWS[0] | THREE | {"ignore_index": 1, "region_weight": 3.0, "validate": "sync"}]
-if EXHAUSTIVE or os.environ.get("CI") == "true":  # the interpreter takes a second for each class or image
+if IN_CI:  # the interpreter takes a second for each class or image
     OF_TRITON += [TRITON_ROWS[1] | CLASSES | {"channels": 33, "size": ((7, 7), (8, 8)), "batch": 1}]
     OF_TRITON += [TRITON_ROWS[2] | IMAGES | {"batch": 20, "size": ((3, 3), (4, 4))}]
-AGREEING = OF_TRITON if INTERPRETED else ROWS + SMALL_ROWS
+AGREEING = OF_TRITON if INTERPRETED else (ROWS + SMALL_ROWS)[:: 1 if IN_CI else 3]
 # Logits that nothing may read, and what is asked of a call: outside CI some, as each is a call more.
 CALLS: list[dict[str, Any]] = [{"unread": torch.nan}, {"unread": -torch.inf, "returns": ("terms",)}]
-if EXHAUSTIVE or (os.environ.get("CI") == "true" and not INTERPRETED):
+if EXHAUSTIVE or (IN_CI and not INTERPRETED):
     CALLS += [{"unread": torch.inf}, {"returns": ("terms",), "has_gradient": False}]
 # The kernels of nvcc are for other powers, and no column of this suite.
 WITH_POWER = [] if INTERPRETED else [i for i, row in enumerate(AGREEING) if row["power"]]

@@ -186,6 +186,7 @@ def test_bits_do_not_depend_on_threads_or_new_memory(call: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], others, strict=True))
 
 
+@pytest.mark.slow
 @each_call
 def test_operators_match_their_registration(call: str) -> None:
     x, loss = loss_of(call)

@@ -138,7 +138,8 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
     torch.save(ways, folder / f"{rank}.pt")
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.slow
 def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int) -> None:
     run_ranks(world, tmp_path, one_rank, world, tmp_path)
     expected = train(network(), slice(4), sync=False, accumulates=False)

@@ -247,7 +247,7 @@ def updated(metric: Metric, parts: int = 1) -> Metric:
 ALL: list[Any] = [*CLASSES.values(), BoundaryScores]
 
 
-@pytest.mark.parametrize("metric_class", ALL)
+@pytest.mark.parametrize("metric_class", [*CLASSES.values(), pytest.param(BoundaryScores, marks=pytest.mark.slow)])
 def test_set_dtype_changes_no_value(metric_class: Any) -> None:
     options: dict[str, Any] = {"ignore_index": VOID, "average": "none"}
     pred, target = torch.randint(4, (2, 1, 256, 256))

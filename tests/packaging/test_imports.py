@@ -60,6 +60,7 @@ imported("matplotlib", "matplotlib.pyplot")
 """
 
 
+@pytest.mark.slow
 def test_only_what_is_used_is_imported_and_a_missing_extra_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     (tmp_path / "project").mkdir()

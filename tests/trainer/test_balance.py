@@ -76,6 +76,7 @@ def test_counting_shows_progress(
     assert capsys.readouterr().err.splitlines() == lines
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_weights_of_its_training_labels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_folder_belongs_to_one_run(
     assert [row["epoch"] for row in metrics_of(tmp_path / "new")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_can_be_replaced(copied: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ends(*_: object) -> None:
         raise RuntimeError("before the first checkpoint")
@@ -116,6 +117,7 @@ def test_a_folder_in_use_is_refused(
     assert f"expected a folder that no other process trains in, but got {tmp_path}" in error
 
 
+@pytest.mark.slow
 def test_a_lock_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, time; from pathlib import Path; from segkit.folder import locked\n"
     code += f"with locked(Path({str(tmp_path)!r})): print('locked', flush=True); time.sleep(60)"
@@ -152,6 +154,7 @@ def test_other_options_are_named_and_refused(
     assert f"{checkpoint}: expected the options of its run, but {difference}; give the same, or add --allow" in error
 
 
+@pytest.mark.slow
 def test_other_options_can_be_allowed(copied: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--ckpt_path=last", "--model.loss.init_args.edge_weight=3", "--allow_changes=true"]
     wide = error_of(capsys, copied, config, *options, "--model.width=16")
@@ -165,11 +168,13 @@ def test_other_options_can_be_allowed(copied: Path, config: Path, capsys: pytest
     assert yaml.safe_load((copied / "config.yaml").read_text())["model"]["loss"]["init_args"]["edge_weight"] == 3
 
 
+@pytest.mark.slow
 def test_options_of_speed_may_differ(copied: Path, config: Path) -> None:
     assert run_in(copied, config, "--ckpt_path=last", "--data.cache=true", "--model.shares_every=0") == 0
     assert [row["epoch"] for row in metrics_of(copied)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_that_of_best_ckpt_in_a_folder_that_was_moved(
     copied: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +229,7 @@ def served(tmp_path: Path) -> Iterator[str]:
 NOT_PLAIN = "expected a checkpoint of tensors and plain values, but got a damaged file or other objects"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_runs_no_code(
     config: Path, served: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +247,7 @@ def test_a_checkpoint_runs_no_code(
     assert not (tmp_path / "hacked").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_continued_from_its_url(copied: Path, config: Path, served: str, tmp_path: Path) -> None:
     assert run_in(tmp_path / "new", config, f"--ckpt_path={served}/run/last.ckpt") == 0
     assert [row["epoch"] for row in metrics_of(tmp_path / "new")] == [1, 2]
@@ -249,6 +256,7 @@ def test_a_checkpoint_is_continued_from_its_url(copied: Path, config: Path, serv
         load_checkpoint(f"{served}/nothing.ckpt")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_one_line(copied: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copied / "last.ckpt"
     whole = path.read_bytes()
@@ -271,8 +279,16 @@ def test_hyper_parameters_of_a_checkpoint_import_and_set_nothing(copied: Path, c
 # ------------------------------------------------------------------------------------------------------- interruptions
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("step", [1, 2])  # of three in an epoch
+@pytest.mark.parametrize(
+    ("number", "code", "step"),  # of three steps in an epoch
+    [
+        (signal.SIGTERM, 143, 1),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in ((signal.SIGINT, 130, 1), (signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 2))
+        ),
+    ],
+)
 def test_a_signal_saves_and_ends_the_run(
     number: int,
     code: int,

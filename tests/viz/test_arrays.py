@@ -227,6 +227,7 @@ for draw in (panel, report):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limits of the address space")
+@pytest.mark.slow
 def test_memory_of_a_wide_radius_is_not_that_of_all_pairs() -> None:
     """9 million pairs, of some hundred bytes each, in 512 MiB."""
     done = subprocess.run([sys.executable, "-c", WIDE], capture_output=True, text=True, check=False)

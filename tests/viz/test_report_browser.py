@@ -333,6 +333,7 @@ def test_the_table_sorts(opened: Opened) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.slow
 def test_it_is_accessible(opened: Opened, axe: str, sized: Sized, dark: bool, width: int) -> None:
     sized(width, 844, dark)
     image = torch.rand(1, 3, 24, 36)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 # The command imports torch, which takes seconds, where it needs it: not for --help, and only once it handles Ctrl-C.
 # All other programs import everything here, and with it the operators that torch.load and torch.compile use.
-_IS_COMMAND = Path((sys.argv or [""])[0]).stem == "edgeloss" or sys.orig_argv[1:3] == ["-m", "edgeloss.cli"]
+_IS_COMMAND = Path((sys.argv or [""])[0]).stem == "edgeloss" or sys.orig_argv[1:3] == ["-m", "edgeloss"]
 if TYPE_CHECKING or not _IS_COMMAND:
     from edgeloss import debug, doctor, fields, functional, metrics, numerics
     from edgeloss._call import backends

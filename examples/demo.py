@@ -285,13 +285,13 @@ def write_pages(output: Path) -> None:
         run_python("examples/predict.py", *given, "--probabilities", "--overwrite")
     print("    the page that compares them", flush=True)
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
-    scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *predictions, *given))["images"]
+    scores = json.loads(run_python("-m", "edgeloss", "compare", *predictions, *given))["images"]
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
     shown = sorted(gains, key=lambda name: -gains[name])[len(gains) // 2]  # as comparison.html chooses it
     print("    the page and the picture of the median image", flush=True)
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
-    run_python("-m", "edgeloss.cli", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
+    run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
     draw_image(output, shown, scores[shown], len(scores)).savefig(output / "demo.png", dpi=150)
 
 

@@ -26,6 +26,7 @@ LAYERS = (
     ("debug",),
     ("doctor", "integrations"),
     ("cli",),
+    ("__main__",),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 

@@ -49,7 +49,7 @@ def small_demo(folder: Path) -> None:
         ["compare", *runs, "--names", "cross-entropy", "EdgeAwareLoss", *given, "-o", folder / "comparison.html"],
         ["view", "--pred", runs[1] / "b.npy", *image, "-o", folder / "report.html"],
     ):
-        subprocess.run([sys.executable, "-m", "edgeloss.cli", *map(str, words)], check=True)
+        subprocess.run([sys.executable, "-m", "edgeloss", *map(str, words)], check=True)
     history = [{"epoch": epoch, "val/miou": 0.1 * epoch, "train/loss": 1 / epoch} for epoch in (1, 2, 3)]
     write_run_page(folder / "EdgeAwareLoss", history, ["ground", "box"], [])
 

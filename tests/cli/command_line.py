@@ -46,7 +46,7 @@ def gallery_items(path: Path) -> list[dict[str, Any]]:
 
 def process(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command line in a separate process."""
-    command = [sys.executable, "-m", "edgeloss.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "edgeloss", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
@@ -63,7 +63,7 @@ def wrote(path: Path, others: int = 0) -> str:
     """Return the pattern of the line about what was written."""
     more = f" and {others} page{'s' * (others > 1)}" if others else ""
     return (
-        r"(edgeloss: note: .*: taken for \w+: .*\n)*"
+        r"(edgeloss: note: .*: read as \w+, since .*\n)*"
         + re.escape(f"edgeloss: wrote {path}{more} (")
         + r"[0-9]+\.[0-9] [kM]B\)\n"
     )

@@ -70,7 +70,7 @@ def test_runs_as_a_program(folder: Path) -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    command = [sys.executable, "-m", "edgeloss.cli", "info"]
+    command = [sys.executable, "-m", "edgeloss", "info"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         child.stdout.close()
@@ -91,7 +91,7 @@ LIGHT: list[tuple[list[str], int, str]] = [
     (["diagnose", *GIVEN, "--classes", "1"], 2, "error: argument --classes: expected 2 to 32767 classes"),
     (["compare", __file__, __file__, *GIVEN[2:], "--palette", "VOC", "-o", "a.html"], 2, "error: VOC: expected a"),
 ]
-STARTS = [["/bin/edgeloss"], ["-m", "edgeloss.cli"]]
+STARTS = [["/bin/edgeloss"], ["-m", "edgeloss"]]
 EACH = """
 import contextlib, io, json, sys
 found = []
@@ -133,7 +133,7 @@ def test_imports_can_be_interrupted(slow: str, start: str, tmp_path: Path) -> No
         (tmp_path / name).touch()
     program = tmp_path / "edgeloss"
     program.write_text("from edgeloss.cli import main\nmain()\n")
-    begin = [str(program)] if start == "program" else ["-m", "edgeloss.cli"]
+    begin = [str(program)] if start == "program" else ["-m", "edgeloss"]
     command = [sys.executable, *begin, "view", *map(str, arguments(tmp_path)), "-o", "panel.png"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -199,7 +199,7 @@ def test_long_work_has_a_line_every_ten_seconds_with_the_time_left(
 @pytest.mark.parametrize("command", ["view", "compare", "diagnose", "metrics"])
 def test_help_is_printed_on_any_console(command: str, encoding: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "edgeloss.cli", command, "--help"],
+        [sys.executable, "-m", "edgeloss", command, "--help"],
         cwd=ROOT,
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": encoding},
@@ -213,7 +213,7 @@ def test_help_is_printed_on_any_console(command: str, encoding: str) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_reports_are_printed_on_any_console(encoding: str, folder: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "edgeloss.cli", "diagnose", *map(str, arguments(folder))],
+        [sys.executable, "-m", "edgeloss", "diagnose", *map(str, arguments(folder))],
         cwd=ROOT,
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": encoding},
@@ -234,7 +234,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(words: list[str], unbuff
         pytest.skip("argparse drops the error")
     with Path("/dev/full").open("wb") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "edgeloss.cli", *words],
+            [sys.executable, "-m", "edgeloss", *words],
             cwd=ROOT,
             stdout=full,
             stderr=subprocess.PIPE,

@@ -181,7 +181,7 @@ def test_a_signal_stops_between_pages(folders: Path) -> None:
         for i in range(400):  # far more than are drawn before the signal arrives
             (folders / kind / f"n{i}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
     pages = folders / "pages"
-    command = [sys.executable, "-m", "edgeloss.cli", *map(str, view_folders(folders)), "-o", str(pages)]
+    command = [sys.executable, "-m", "edgeloss", *map(str, view_folders(folders)), "-o", str(pages)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
         for _ in range(3000):
             if (pages / "a.png").exists():

@@ -1,4 +1,4 @@
-"""Run the command with ``python -m edgeloss.cli``."""
+"""Run the command with ``python -m edgeloss``."""
 
 from edgeloss.cli import main
 

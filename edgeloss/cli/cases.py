@@ -268,10 +268,14 @@ class Reader:
         self._notes[kind] += 1
 
     def _say_kind(self, prediction: Prediction, files: CaseFiles) -> None:
-        """Print what a prediction was taken for, once for each kind and reason."""
-        about = f"taken for {prediction.kind}: {prediction.reason}"
-        is_plain = self._options.pred_kind != "auto" and "corrects" not in about
-        if prediction.reason and not is_plain:
+        """Print what a prediction was read as, once for each kind and reason, and how to say otherwise."""
+        about = f"read as {prediction.kind}, since {prediction.reason}"
+        if self._options.pred_kind == "auto":
+            other = "probabilities" if prediction.kind == "logits" else "logits"
+            about += f"; if they are {other}, pass --pred-kind {other}"
+        elif "divided" not in about:
+            return
+        if prediction.reason:
             self._note(f"{files.prediction}: {about}", re.sub(r"[-+]?[0-9][0-9.e+-]*", "", about))
 
     def _say_what_is_odd(self, files: CaseFiles, non_finite: int, logits: Tensor, mask: Tensor) -> None:
@@ -293,7 +297,7 @@ class Reader:
     def say_at_the_end(self) -> None:
         """Print how many files the notes are about, and warn where all masks have one class and the rest is ignored."""
         for kind, count in self._notes.items():
-            if count > 1 and not kind.startswith("taken for"):
+            if count > 1 and not kind.startswith("read as"):
                 say(f"note: {count - 1} more: {kind}")
         if self.ignore_index == VOID_INDEX and self._has_void and len(set(self._valid)) == 1:
             (label,) = set(self._valid)
@@ -306,10 +310,10 @@ class Reader:
 def _interpretation(prediction: Prediction, shape: torch.Size, *, is_stretched: bool) -> str:
     """Return how a prediction was read, in words."""
     text: str = prediction.kind
-    if prediction.kind == "labels":
-        text += f", as one-hot smoothed to {LABEL_PROBABILITY}"
     if (size := prediction.values.shape[-2:]) != shape:
         text += f" of {size[1]} × {size[0]} pixels, {'stretched' if is_stretched else 'upsampled'}"
+    if prediction.kind == "labels":
+        text += f", each as a probability of {LABEL_PROBABILITY}"
     return text
 
 

@@ -7,13 +7,17 @@ import dataclasses
 import math
 from argparse import Namespace
 
+import torch
+
 from edgeloss import debug
+from edgeloss._checks.options import EDGE_TERMS, SUMMANDS
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, to_json
 from edgeloss.cli.outputs import say_wrote, write
 from edgeloss.cli.work import Work, read_split
 from edgeloss.io.arrays import shortened
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.viz.scores import FIGURES
 
 
 def diagnose(options: Namespace) -> int:
@@ -38,9 +42,7 @@ def diagnose(options: Namespace) -> int:
         if not options.as_json and files.name in reports:
             report = reports[files.name]
             text = (
-                str(report)
-                if options.verbose
-                else f"{report.summary()}\n\n{_numbers(report, case, reader.ignore_index)}"
+                str(report) if options.verbose else f"{report.summary()}\n\n{_numbers(report, case, reader.criterion)}"
             )
             print(f"{printable(files.name)}: {text}\n" if options.takes_folders else text)
     bad = [name for name, report in reports.items() if not report.ok]
@@ -59,27 +61,55 @@ def diagnose(options: Namespace) -> int:
     return work.finish() or (1 if bad else 0)
 
 
-def _numbers(report: debug.Report, case: Case, ignore_index: int | None) -> str:
-    """Return what logits and labels are, the loss, its terms and its gradient, a line each."""
+def _numbers(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> str:
+    """Return what prediction and labels are, the size of the gradient, and the loss as a sum of its terms."""
     found = report.to_dict()
-    logits, target = found["inputs"]["logits"], case.target
+    logits, target, ignore_index = found["inputs"]["logits"], case.target, criterion.ignore_index
     counted = target if ignore_index is None else target[target != ignore_index]
     classes = shortened([str(label) for label in counted.flatten().bincount().nonzero().flatten().tolist()])
     ignored = 1 - counted.numel() / target.numel()
     lines = {
+        "prediction": case.interpretation,
         "logits": f"{_shown(logits['min'])} to {_shown(logits['max'])}",
-        "labels": f"{classes or 'none'}; {ignored:.1%} of the pixels are ignored",
+        "labels": f"{classes or 'none'}; {100 * ignored:.1f} % of the pixels are ignored",
     }
-    if "loss" in found:
-        lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())
-    if isinstance(terms := found.get("terms"), dict):
-        lines["terms"] = ", ".join(f"{name} {_shown(term['loss']['min'])}" for name, term in terms.items())
-        lines["terms"] += ", before their weights"
     if report.gradient is not None:
         size = report.gradient.abs().amax(1)
         zeros = float((size == 0).double().mean())
-        lines["gradient"] = f"at most {_shown(float(size.amax()))}; 0 at {zeros:.1%} of the pixels"
-    return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
+        lines["gradient"] = f"at most {_shown(float(size.amax()))} at a logit; 0 at {100 * zeros:.1f} % of the pixels"
+    if "loss" in found:
+        lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())
+    text = "\n".join(f"{name:<12}{text}" for name, text in lines.items())
+    return f"{text}\n\n{_sum_of_terms(case, criterion)}" if "loss" in found else text
+
+
+def _sum_of_terms(case: Case, criterion: EdgeAwareLoss) -> str:
+    """Return the terms of a loss, each with its weight and its part in the loss, and what the edge loss consists of."""
+    with torch.no_grad():
+        loss, tensors = criterion(case.logits, case.target, return_terms=True)
+    total, terms = float(loss), {name: float(value) for name, value in tensors.items()}
+    digits = 4 if not total or not math.isfinite(total) else min(max(3 - math.floor(math.log10(abs(total))), 4), 12)
+    rows = [("term", "mean", "", "weight", "", "in the loss")]
+    for name, option in SUMMANDS.items():
+        if weight := getattr(criterion, option):
+            part = f"{weight * terms[name]:.{digits}f}"
+            rows.append((FIGURES[name].name, f"{terms[name]:.{digits}f}", "×", f"{weight:g}", "=", part))
+    rows.append(("loss", "", "", "", "", f"{total:.{digits}f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in rows
+    ]
+    rule = "-" * len(lines[0])
+    lines[1:1], lines[-1:-1] = [rule], [rule]
+    if not criterion.edge_weight:
+        return "\n".join(lines)
+    weights = criterion.same_side_weight, criterion.other_side_weight
+    sides = [
+        f"{one.title} {terms[one.name]:.{digits}f}" + (f" × {weight:g}" if weight != 1 else "")
+        for one, weight in zip(EDGE_TERMS, weights, strict=True)
+    ]
+    before, after = f"{terms['edge']:.{digits}f}", f"{terms['edge_focused']:.{digits}f}"
+    return "\n".join([*lines, "", f"edges: {' + '.join(sides)} = {before}, of which the focus counts {after}"])
 
 
 def _shown(value: float | None) -> str:

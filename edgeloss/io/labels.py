@@ -103,7 +103,7 @@ def labels_of_array(array: Array, path: Path, note: Note = no_note) -> Tensor:
     """Return an array as labels [H, W] int64: whole numbers, or one-hot over the first or the last axis."""
     values = squeeze(array.values, 2)
     if values.dim() == 3 and (hot := one_hot_axis(values)) is not None:
-        note(f"{path}: taken for one-hot labels, {array.text}")
+        note(f"{path}: read as one-hot labels, {array.text}")
         return values.argmax(hot)
     if values.dim() != 2 or not are_whole(values):
         hint = VOLUME if values.dim() > 2 and array.is_integer else ""

@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
         kind: what the values are.
         values: [C, h, w] floating; for ``"labels"``, [h, w] int64.
         non_finite: how many values are nan or infinite.
-        reason: why the values were taken for that kind, in words.
+        reason: why the values were read as that kind, to follow "since"; empty where they can hardly be another.
     """
 
     kind: PredictionKind
@@ -163,18 +163,17 @@ def _floating(values: Tensor, kind: PredictionKind | None, array: Array, path: P
     scale = None if kind == "logits" else seen.scale(values, array, is_given=kind == "probabilities")
     if scale is not None:
         p, off = _normalized(values, scale)
-        reason = f"{seen} and" if len(values) > 1 else str(seen)
-        sums = f" add up to {scale} over the classes" if len(values) > 1 else ""
-        sums += f" within {off:.2g}, which a division corrects" if off > 1e-3 else ""
-        return Prediction("probabilities", p, seen.non_finite, f"{reason}{sums}")
+        sums = f" and add up to {scale} over the classes" if len(values) > 1 else ""
+        sums += f" within {off:.2g} (each pixel is divided by its sum)" if off > 1e-3 else ""
+        return Prediction("probabilities", p, seen.non_finite, f"{seen}{sums}")
     if kind == "probabilities" or (kind is None and array.is_integer):
         hint = _QUANTIZED if array.is_integer else "; --pred-kind logits takes any floating values"
         expected = "probabilities, in 0 to 1, 0 to 100 or 0 to 255," if kind else "labels [H, W] or floating logits"
         raise InputError(f"{path}: expected {expected} [C, H, W], but got {array.text}, {seen.whole}{hint}")
     if array.is_integer:
         raise InputError(f"{path}: expected floating {kind} [C, H, W], but got {array.text}{_QUANTIZED}")
-    doubt = "" if seen.low < 0 or kind is not None or not seen.low < seen.high else "; --pred-kind takes them otherwise"
-    return Prediction("logits", values, seen.non_finite, f"{seen.whole}{doubt}")
+    is_plain = seen.low < 0 or kind is not None  # a probability is not negative
+    return Prediction("logits", values, seen.non_finite, "" if is_plain else str(seen.whole))
 
 
 class _Seen(NamedTuple):
@@ -236,11 +235,11 @@ def _why_labels(values: Tensor) -> str:
     """Return why a map [C, h, w] holds labels; empty if it does not."""
     if len(values) > 1:
         is_hot = not values.is_floating_point() and one_hot_axis(values) is not None
-        return "integers that are 1 for one class and 0 for the others" if is_hot else ""
+        return "its integers are 1 for one class and 0 for the others" if is_hot else ""
     if not values.is_floating_point():
-        return "integers"
+        return "its values are integers"
     is_label = float(values.min()) >= 0 and float(values.max()) >= 2 and are_whole(values)
-    return "whole numbers, though in a floating dtype" if is_label else ""
+    return "its values are whole numbers, though in a floating dtype" if is_label else ""
 
 
 def _normalized(values: Tensor, scale: int) -> tuple[Tensor, float]:

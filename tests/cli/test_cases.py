@@ -50,10 +50,10 @@ def write(path: Path, values: Tensor) -> None:
         (".npy", half_logits().softmax(0), "probabilities of 16 × 12 pixels, upsampled"),
         (".npy", half_logits().softmax(0).half(), "probabilities of 16 × 12 pixels, upsampled"),
         (".pt", half_logits().softmax(0).bfloat16(), "probabilities of 16 × 12 pixels, upsampled"),
-        (".npy", torch.ones(H, W).long(), "labels, as one-hot smoothed to 0.9"),
-        (".pt", torch.ones(1, 1, H, W, dtype=torch.uint8), "labels, as one-hot smoothed to 0.9"),
-        (".png", torch.ones(H, W), "labels, as one-hot smoothed to 0.9"),
-        (".png", torch.ones(H // 2, W // 2), "labels, as one-hot smoothed to 0.9 of 16 × 12 pixels, upsampled"),
+        (".npy", torch.ones(H, W).long(), "labels, each as a probability of 0.9"),
+        (".pt", torch.ones(1, 1, H, W, dtype=torch.uint8), "labels, each as a probability of 0.9"),
+        (".png", torch.ones(H, W), "labels, each as a probability of 0.9"),
+        (".png", torch.ones(H // 2, W // 2), "labels of 16 × 12 pixels, upsampled, each as a probability of 0.9"),
     ],
 )
 def test_infers_what_a_prediction_is(folder: Path, suffix: str, values: Tensor, interpretation: str) -> None:

@@ -191,15 +191,44 @@ def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
     np.save(folder / "pred.npy", torch.randn(C, H, W).numpy())
     ran = run("diagnose", *arguments(folder))
     assert ran.code == 0
-    verdict, _, *numbers = ran.out.splitlines()
+    verdict, numbers, terms, _ = ran.out.split("\n\n")
     assert verdict == "diagnose(EdgeAwareLoss): ok, all values are finite, and nothing looks wrong"
-    assert [line.split()[0] for line in numbers] == ["logits", "labels", "loss", "terms", "gradient"]
+    names = [line.split()[0] for line in numbers.splitlines()]
+    assert names == ["prediction", "logits", "labels", "gradient", "loss"]
+    assert [line.split()[0] for line in terms.splitlines()[2:5]] == ["cross-entropy", "focused", "region"]
     every = run("diagnose", *arguments(folder), "--verbose").out
     assert every.startswith(verdict)
     assert "├── gradient" in every
     ran = run("diagnose", *arguments(folder), "--json", "--power", 0)
     assert ran.code == 0
     assert json.loads(ran.out)["ok"] is True
+
+
+@pytest.mark.parametrize("weights", [{}, {"same-side-weight": 0.5, "ce-weight": 0.25}, {"edge-weight": 0}])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_the_terms_times_their_weights_add_up_to_the_loss(
+    run: Run, folder: Path, weights: dict[str, float], scale: float
+) -> None:
+    np.save(folder / "pred.npy", torch.randn(C, H, W, generator=torch.Generator().manual_seed(0)).numpy())
+    given = {"region-weight": 2 * scale} | {name: scale * weight for name, weight in weights.items()}
+    words = [word for name, weight in given.items() for word in (f"--{name}", weight)]
+    text = run("diagnose", *arguments(folder), *words).out
+    head, _, *rows = text.split("\n\n")[2].splitlines()
+    *terms, _, total = (row.rsplit(maxsplit=5) if "×" in row else row.split() for row in rows)
+    assert len({len(row) for row in [head, *rows]}) == 1  # aligned columns
+    for _, mean, _, weight, _, part in terms:
+        assert float(mean) * float(weight) == pytest.approx(float(part), abs=1e-4 * max(float(weight), 1))
+    assert sum(float(part) for *_, part in terms) == pytest.approx(float(total[-1]), abs=2e-4)
+    loss = float(re.findall(r"\nloss +([0-9.]+) in float32", text)[0])
+    assert loss == pytest.approx(float(total[-1]), rel=1e-3)
+    if given.get("edge-weight") == 0:
+        assert [name for name, *_ in terms] == ["cross-entropy", "region term"]
+        assert "edges: " not in text
+        return
+    same, other, before = (
+        float(word) for word in re.findall(r"edges: same side ([0-9.]+).*other side ([0-9.]+) = ([0-9.]+)", text)[0]
+    )
+    assert given.get("same-side-weight", 1) * same + other == pytest.approx(before, abs=2e-4)
 
 
 def test_diagnose_fails_on_non_finite_values(run: Run, folder: Path) -> None:
@@ -209,7 +238,7 @@ def test_diagnose_fails_on_non_finite_values(run: Run, folder: Path) -> None:
     ran = run("diagnose", *arguments(folder), "--figure", folder / "figure.png")
     assert ran.code == 1
     assert "first at [0, 1, 3, 4]" in ran.out
-    assert "\nloss      not finite in float32, not finite in float64\n" in ran.out
+    assert "\nloss        not finite in float32, not finite in float64\n" in ran.out
     assert ran.err.startswith(f"edgeloss: note: {folder / 'pred.npy'}: 1 of {C * H * W} values are not finite\n")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     ran = run("diagnose", *arguments(folder), "--json")

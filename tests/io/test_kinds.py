@@ -68,7 +68,7 @@ def test_probabilities_are_those_however_they_are_stored(tmp_path: Path, stored:
     assert float((sums - 1).abs().max()) < 2e-3  # float16 rounds them again
     np.testing.assert_allclose(prediction.values.double().numpy(), PROBS, atol=0.012)
     assert cross_entropy(prediction, LABELS) == pytest.approx(0.0842, abs=2e-3)  # as logits: 0.60
-    assert ("which a division corrects" in prediction.reason) == is_noted
+    assert ("divided by its sum" in prediction.reason) == is_noted
 
 
 @pytest.mark.parametrize("kind", [None, "probabilities"])
@@ -158,8 +158,8 @@ def test_what_fits_no_kind_is_an_error_with_the_range(tmp_path: Path, stored: Pi
 
 
 def test_logits_that_are_never_negative_say_so(tmp_path: Path) -> None:
-    assert "--pred-kind" in read(tmp_path, RNG.uniform(0, 1, (3, 4, 4)).astype(np.float32) / 9).reason
-    assert "--pred-kind" not in read(tmp_path, LOGITS).reason
+    assert "add up to" in read(tmp_path, RNG.uniform(0, 1, (3, 4, 4)).astype(np.float32) / 9).reason
+    assert not read(tmp_path, LOGITS).reason  # plain, and worth no note
 
 
 # --------------------------------------------------------------------------------------------------------------- masks

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
-import textwrap
 from argparse import Namespace
 from collections.abc import Mapping
 
@@ -18,12 +16,10 @@ from edgeloss.cli.cases import Reader
 from edgeloss.cli.messages import rounded, say, to_json
 from edgeloss.cli.outputs import say_wrote, write
 from edgeloss.cli.scoring import Scoring, check_per_image
+from edgeloss.cli.tables import Scores, scores_as_text
 from edgeloss.cli.work import CaseFiles, Work, errors_named, read_split
 from edgeloss.viz.scores import mean_of_present
 
-Scores = Mapping[str, float]  # by metric
-_HEAD = 10  # characters of a line in the head of a column
-_SPELLED = {"iou": "IoU", "f1": "F1", "hausdorff": "Hausdorff", "dice": "Dice"}
 _SHOWN = 10  # of many classes, the lowest and as many of the highest
 
 
@@ -72,9 +68,9 @@ def metrics(options: Namespace) -> int:
     elif form == "csv":
         text = _to_csv([*rows.items(), ("mean", mean)])
     else:
-        units = _units(("volume" if options.volumes else "image") + "s" * (count != 1), mean, options.spacing)
         listed = _best_and_worst(rows)
-        text = f"{count} {units}\n\n{_to_table([*listed.items(), ('mean', mean)])}"
+        counted = f"{count} {'volume' if options.volumes else 'image'}{'s' * (count != 1)}"
+        text = f"{counted}; {scores_as_text([*listed.items()], mean, options.spacing)}"
         if len(rows) > len(listed):
             text += f"\n{len(listed)} of {len(rows)} classes, the worst and the best by IoU; --csv has all"
     if output is None:
@@ -113,47 +109,3 @@ def _to_csv(rows: list[tuple[str, Scores]]) -> str:
     for name, scores in rows:
         writer.writerow([name, *("" if math.isnan(value) else rounded(value) for value in scores.values())])
     return text.getvalue().rstrip("\n")
-
-
-def _to_table(rows: list[tuple[str, Scores]]) -> str:
-    """Return aligned columns with a line per row, scores in percent; nan is a dash."""
-    heads = [["class"], *(textwrap.wrap(score_title(name), _HEAD) for name in rows[0][1])]
-    height = max(map(len, heads))
-    lines = [list(line) for line in zip(*([""] * (height - len(head)) + head for head in heads), strict=True)]
-    for name, scores in rows:
-        shown = {key: value if _is_distance(key) else 100 * value for key, value in scores.items()}
-        lines.append([name, *("-" if math.isnan(value) else f"{value:.2f}" for value in shown.values())])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for at in (len(lines) - 1, height):  # above the mean, and below the heads
-        lines.insert(at, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        for line in lines
-    )
-
-
-def score_title(key: str) -> str:
-    """Return how a score is named, as on the pages.
-
-    Example:
-        >>> score_title("boundary_f1_3px"), score_title("hausdorff_distance_95")
-        ('boundary F1, 3 px', 'Hausdorff distance, 95th percentile')
-    """
-    name, size, unit = re.fullmatch(r"(.+?)(?:_([0-9.]+)(px)?)?", key).groups()  # type: ignore[union-attr]
-    title = " ".join(_SPELLED.get(word, word) for word in name.split("_"))
-    if size is None:
-        return title
-    if _is_distance(key):
-        return title if size == "100" else f"{title}, {size}th percentile"
-    return f"{title}, {size}{' px' if unit else ''}"
-
-
-def _is_distance(key: str) -> bool:
-    """Return whether a score is a length, not a share."""
-    return "distance" in key
-
-
-def _units(what: str, scores: Scores, spacing: object) -> str:
-    """Return what was scored, and the units of its table."""
-    lengths = f"; distances in {'pixels' if spacing is None else 'units of --spacing'}"
-    return f"{what}; scores in %{lengths if any(map(_is_distance, scores)) else ''}"

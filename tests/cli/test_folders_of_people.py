@@ -163,13 +163,13 @@ def test_tables_of_many_classes_show_the_worst_and_the_best(run: Run, tmp_path: 
     command = ["metrics", "--pred", tmp_path / "pred.png", "--mask", tmp_path / "mask.png", "--classes", 60]
     every = {line.split(",")[0]: line.split(",")[1] for line in run(*command, "--csv").out.splitlines()[1:]}
     assert list(every) == [*map(str, range(60)), "mean"]
-    lines = run(*command).out.splitlines()
-    assert lines[:2] == ["1 image; scores in %", ""]
-    lines = lines[5:]  # after two lines of heads and a rule
-    assert len(lines) == 20 + 3
+    about, table, *_, last = run(*command).out.split("\n\n")
+    assert about == "1 image; scores in %, 100 is best"
+    lines = table.splitlines()[3:]  # after two lines of heads and a rule
+    assert len(lines) == 20 + 2
     ranked = sorted((name for name in every if every[name] and name != "mean"), key=lambda name: float(every[name]))
     assert {line.split()[0] for line in lines[:20]} == {*ranked[:10], *ranked[-10:]}
-    assert lines[-1] == "20 of 60 classes, the worst and the best by IoU; --csv has all"
+    assert last.splitlines()[-1] == "20 of 60 classes, the worst and the best by IoU; --csv has all"
 
 
 def test_metrics_and_diagnose_skip_bad_files(run: Run, folders: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from command_line import C, H, Ran, Run, W, arguments, half_logits, mask_array, wrote
 from PIL import Image
 
-from edgeloss.cli.metrics import score_title
+from edgeloss.cli.tables import score_title
 from edgeloss.debug import Report
 from edgeloss.viz.scores import FIGURES
 
@@ -70,8 +69,12 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
 
     ran = measure(run, folders, *options)
     assert re.fullmatch(wrote(folders / "metrics"), ran.err)
-    about, _, *lines = (folders / "metrics").read_text().splitlines()
-    assert about == "3 images; scores in %"
+    about, table, scores_are = (folders / "metrics").read_text().split("\n\n")
+    assert about == "3 images; scores in %, 100 is best"
+    assert [re.split("  +", line)[0] for line in scores_are.splitlines()] == [
+        "IoU", "boundary IoU", "boundary F1", "trimap IoU", "mean"
+    ]  # fmt: skip
+    lines = table.splitlines()
     assert lines[-3].split() == ["unicorn", *6 * "-"]
     assert lines[-1].split() == ["mean", *6 * ["100.00"]]
     assert len({len(line) for line in lines}) == 1  # aligned columns
@@ -80,16 +83,21 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
 
 def test_a_table_has_the_names_of_pages_and_percent(run: Run, folders: Path) -> None:
     scores = json.loads(measure(run, folders, "--scores", "all", "--json").out)["mean"]
-    about, _, *lines = measure(run, folders, "--scores", "all").out.splitlines()
-    assert about == "3 images; scores in %; distances in pixels"
-    shown = {key: value if "distance" in key else 100 * value for key, value in scores.items()}
-    assert lines[-1].split() == ["mean", *(f"{value:.2f}" for value in shown.values())]
+    text = measure(run, folders, "--scores", "all").out
+    assert max(map(len, text.splitlines())) <= 80
+    about, shares, unit, distances, scores_are = text.split("\n\n")
+    assert about == "3 images; scores in %, 100 is best"
+    assert unit == "distances in pixels, 0 is best"
+    for table, factor, is_distance in ((shares, 100, False), (distances, 1, True)):
+        lines = table.splitlines()
+        assert len({len(line) for line in lines}) == 1  # aligned columns
+        values = [factor * value for key, value in scores.items() if ("distance" in key) == is_distance]
+        assert lines[-1].split() == ["mean", *(f"{value:.2f}" for value in values)]
     assert score_title("boundary_f1_1px") == FIGURES["boundary_f1_1px"].name
-    ends = [len("class"), *(match.end() for match in re.finditer(r"[0-9.]+", lines[-1]))]
-    parts = [slice(*between) for between in itertools.pairwise(ends)]
-    heads = [" ".join(line[part].strip() for line in lines[: -C - 3]).strip() for part in parts]
-    assert heads[:2] == ["IoU", "boundary IoU"]
-    assert heads[-2:] == ["surface Dice, 1 px", "surface Dice, 2 px"]
+    names, sizes = shares.splitlines()[:2]
+    assert re.split("  +", names.strip()) == ["boundary", "--- boundary F1 ---", "trimap IoU", "- surface Dice -"]
+    assert re.split("  +", sizes.strip()) == ["class", "IoU", "IoU", *["1 px", "3 px", "5 px"], "3 px", "1 px", "2 px"]
+    assert all(re.search(f"^{score_title(key).partition(',')[0]}  ", scores_are, re.MULTILINE) for key in scores)
 
 
 def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
@@ -118,10 +126,7 @@ def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:
     (folders / "preds" / "a.pt").unlink()
     ran = measure(run, folders, "--scores", "all", "--spacing", 2, 2)
     assert "no distance in images where one of the maps lacks a class: 1 in 1, 2 in 2" in ran.err
-    about, _, *table = ran.out.splitlines()
-    assert about == "3 images; scores in %; distances in units of --spacing"
-    assert table[-1].split()[0] == "mean"
-    assert max(map(len, table)) <= 120
+    assert "\n\ndistances in units of --spacing, 0 is best\n\n" in ran.out
 
     (folders / "notes.txt").write_text("mine")
     for path, message in (

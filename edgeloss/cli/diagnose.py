@@ -124,4 +124,4 @@ def _figure(report: debug.Report, criterion: EdgeAwareLoss, case: Case, suffix: 
         pointwise.region_weight = pointwise.edge_focus = 0.0
         report = debug.diagnose(pointwise, case.logits, case.target)
         report = dataclasses.replace(report, name=f"{report.name} without region term and focus")
-    return report.figure().content(suffix)
+    return dataclasses.replace(report, name=f"{report.name}, {printable(case.name)}").figure().content(suffix)

@@ -109,13 +109,12 @@ def _write_page(
     case = reader.read(files)
     examined = examine_images(case.logits, case.target, reader.criterion, details=suffix == ".html", said=said)
     arrays = stack_arrays(examined)
-    # A report has other places for what was read and for scores.
-    about = network_name(options.pred) if suffix == ".html" else case.interpretation
-    title = printable(f"{case.name} · {about}")
-    if suffix != ".html" and len(examined) == 1:
-        scores = [" ".join(score) for score in shown_figures(examined[0].figures).items()]
-        title = " · ".join([title, *scores[:2]])
-    look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), title)
+    title = [printable(case.name)]
+    if suffix == ".html":  # which has another place for scores
+        title.append(printable(network_name(options.pred)))
+    elif len(examined) == 1:
+        title += [" ".join(score) for score in shown_figures(examined[0].figures).items()][:2]
+    look = read_look(arrays, case.image, reader.names, reader.palette(case.classes), " · ".join(title))
     if suffix == ".html":
         read = printable(case.interpretation)
         page = draw_report(examined, reader.criterion, look, links=links, names=case.slices, said=said, about=read)
@@ -125,7 +124,9 @@ def _write_page(
         shown = {name: getattr(options, name) for name in ("terms", "contours", "width")}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            content = draw_panel(arrays, look, names=case.slices, **shown).content(suffix, dpi=options.dpi)
+            content = draw_panel(
+                arrays, look, names=case.slices, read=case.interpretation.partition(",")[0], **shown
+            ).content(suffix, dpi=options.dpi)
     write(output, content, options.command)
     return case, examined
 

@@ -60,17 +60,17 @@ class Kind(NamedTuple):
 
 
 _ABOUT_SIDES = {
-    "same_side": "neighbors of the class should agree",
-    "other_side": "the class should not leak across",
+    "same_side": "neighbors of the class that miss it",
+    "other_side": "neighbors across that are given it",
 }
 _KINDS = {
-    "cross_entropy": Kind(TERMS[0].title, "loss of a pixel by its label", "nats", ""),
+    "cross_entropy": Kind(TERMS[0].title, "how improbable the true label is", "nats", ""),
     **{term.name: Kind(term.title, _ABOUT_SIDES[term.name], "nats") for term in EDGE_TERMS},
     "edge": Kind("edge map", "loss at edges: same + other side", "nats"),
     "distance": Kind("distance", "to the nearest other label", "", "far"),
     "pixel_distance": Kind("distance", "to the nearest other label", "px", "far"),
-    "gradient": Kind("|gradient|", "gradient on the logits, log scale", "per logit", "zero", log=True),
-    "region": Kind("|region gradient|", "part of the region term, log scale", "per logit", "zero", log=True),
+    "gradient": Kind("|gradient|", "where the loss pulls, log scale", "per logit", "zero", log=True),
+    "region": Kind("|region gradient|", "pull of the region term, log scale", "per logit", "zero", log=True),
 }
 
 

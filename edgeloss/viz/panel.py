@@ -47,7 +47,7 @@ def panel(
     contours: bool = True,
     width: float | None = None,
 ) -> TextFigure:
-    """Draw image, ground truth, prediction, errors, the maps of cross-entropy and edge terms, and gradients.
+    """Draw image, ground truth, prediction, wrong pixels, the maps of cross-entropy and edge terms, and gradients.
 
     The loss maps are those of ``criterion(logits, target, return_maps=True)``: the edge map is that of the edge terms
     before class weights and focus. The gradient is that of the loss with respect to the logits, drawn as its L2 norm
@@ -77,9 +77,9 @@ def panel(
             to the images.
 
     Returns:
-        The figure. The axes of each image are image, ground truth, prediction, errors, then cross-entropy, edge map,
-        with ``terms`` same side and other side, gradient, and gradient of the region term unless its weight is 0, each
-        followed by its color bar. Maps begin a row of their own, unless all pictures of an image are in one.
+        The figure. The axes of each image are image, ground truth, prediction, wrong pixels, then cross-entropy, edge
+        map, with ``terms`` same side and other side, gradient, and gradient of the region term unless its weight is 0,
+        each followed by its color bar. Maps begin a row of their own, unless all pictures of an image are in one.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another
@@ -92,7 +92,7 @@ def panel(
         >>> target[12:36, 20:50] = 1
         >>> figure = panel(torch.randn(2, 48, 64), target, class_names=["ground", "box"])
         >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        ['ground truth', 'prediction', 'errors', 'cross-entropy', 'edge map', '|gradient|', '|region gradient|']
+        ['ground truth', 'prediction', 'wrong pixels', 'cross-entropy', 'edge map', '|gradient|', '|region gradient|']
         >>> figure.savefig("panel.png")  # doctest: +SKIP
     """
     arrays = compute_arrays(logits, target, criterion)
@@ -108,8 +108,12 @@ def draw_panel(
     contours: bool,
     width: float | None,
     names: Sequence[str] | None = None,
+    read: str = "logits",
 ) -> TextFigure:
-    """Draw the arrays of a batch, with the names of its images; the other arguments are those of :func:`panel`."""
+    """Draw the arrays of a batch, with the names of its images.
+
+    ``read`` says what the predictions were; the other arguments are those of :func:`panel`.
+    """
     if width is not None and not width >= NARROWEST_FIGURE:
         raise ValueError(
             f"width: expected at least {NARROWEST_FIGURE:.2g} inches, but got {width}; pass 3.3 for a column, or None"
@@ -120,7 +124,7 @@ def draw_panel(
     for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
         borders = find_borders(truth) if contours else None
         image = None if look.images is None else look.images[index]
-        pictures = _pictures_of_labels(truth, prediction, image, look.colors, borders)
+        pictures = _pictures_of_labels(truth, prediction, image, look.colors, borders, read)
         if names is not None:
             pictures[0] = pictures[0]._replace(stats=f"{names[index]} · {pictures[0].stats}")
         blocks.append(pictures + [Picture(one.kind.name, one.stats[index], one, index) for one in maps])
@@ -130,9 +134,9 @@ def draw_panel(
 
 
 def _pictures_of_labels(
-    truth: _Array, prediction: _Array, image: _Array | None, colors: _Array, borders: _Array | None
+    truth: _Array, prediction: _Array, image: _Array | None, colors: _Array, borders: _Array | None, read: str
 ) -> list[Picture]:
-    """Return image, truth, prediction and errors of one image."""
+    """Return image, truth, prediction and wrong pixels of one image."""
     valid = truth >= 0
     height, width = truth.shape
     occurring = len(np.unique(truth[valid]))
@@ -141,14 +145,15 @@ def _pictures_of_labels(
     is_wrong = prediction[valid] != truth[valid]
     share = float(is_wrong.mean()) if valid.any() else np.nan
     right = f"{shown(1 - share, '.1%')} right" if valid.any() else "all ignored"
-    wrong = f"{is_wrong.sum():,} pixels wrong, {shown(share, '.1%')}" if valid.any() else "all ignored"
+    right += f", from {read}" * (read != "logits")
+    wrong = f"{is_wrong.sum():,} of {is_wrong.size:,}, {shown(share, '.1%')}" if valid.any() else "all ignored"
     predicted = labels_picture(truth, prediction, colors)
     size = f"{width} × {height} pixels"
     return [
         *([] if image is None else [Picture("image", size, image, borders=borders)]),
         Picture("ground truth", stats, picture_of_labels(truth, colors)),
         Picture("prediction", right, predicted, borders=borders, marked=(prediction < 0) & valid),
-        Picture("errors", wrong, error_picture(truth, prediction, image)),
+        Picture("wrong pixels", wrong, error_picture(truth, prediction, image)),
     ]
 
 
@@ -164,7 +169,7 @@ def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look, *, contours: bo
         ("right", RIGHT, look.images is None and not wrong.all()),
         ("wrong", WRONG, wrong.any()),
         ("ignored", VOID, (arrays.target < 0).any()),
-        (f"at least the {CLIP}th percentile", CMAP(1.0)[:3], any(colored.is_clipped for colored in maps)),
+        (f"highest {100 - CLIP:g} % of a map", CMAP(1.0)[:3], any(colored.is_clipped for colored in maps)),
         ("no edge, zero gradient", NOTHING, any(colored.nothing.any() for colored in maps)),
         (
             "not finite",
@@ -217,7 +222,7 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
     pictures = [Picture(name, drawn.stats[index], drawn, index) for index, name in enumerate(names)]
     special = [
         ("ignored", VOID, drawn.void.any()),
-        (f"at least the {CLIP}th percentile", CMAP(1.0)[:3], drawn.is_clipped),
+        (f"highest {100 - CLIP:g} % of a map", CMAP(1.0)[:3], drawn.is_clipped),
         ("zero gradient", NOTHING, drawn.nothing.any()),
         ("not finite", LOUD, not np.isfinite(drawn.raw).all()),
     ]
@@ -229,7 +234,7 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
     """Return a name per image, and log10 of the norm, of volumes that of one slice each."""
     norm = gradient_norm(gradient).cpu().numpy()
     void = np.zeros(norm.shape, dtype=bool) if ignored is None else ignored.cpu().numpy()
-    names = [f"image {image}" for image in range(len(norm))]
+    names = [f"image {image}" for image in range(len(norm))] if len(norm) > 1 else ["|gradient|"]
     if norm.ndim == 4:
         failed = (~np.isfinite(norm)).sum((2, 3))
         chosen = np.where(failed.any(1), failed.argmax(1), norm.shape[1] // 2)

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz.arrays import Arrays, Details, examine, read_scene
 
-PICTURES = ["image", "ground truth", "prediction", "errors"]
+PICTURES = ["image", "ground truth", "prediction", "wrong pixels"]
 MAPS = ["cross-entropy", "edge map", "|gradient|", "|region gradient|"]
 GRAY, MAGENTA, BLACK = (158, 158, 158), (255, 0, 255), (0, 0, 0)
 MARKUP = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]

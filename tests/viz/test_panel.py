@@ -190,9 +190,9 @@ def test_captions_errors_and_contours_with_and_without_an_image() -> None:
     lines = [axes.get_title(loc="left") for axes in figures[0].axes if axes.get_title(loc="left") and axes.collections]
     assert lines == ["image", "prediction"]  # maps show where the borders are
     assert not any(axes.collections for axes in pictures(figures[1]).values())
-    with_image, without = (pictures(figure)["errors"] for figure in figures)
+    with_image, without = (pictures(figure)["wrong pixels"] for figure in figures)
     share = shown(wrong.sum() / (target >= 0).sum().item(), ".1%")
-    assert caption(without) == caption(with_image) == f"{wrong.sum()} pixels wrong, {share}"
+    assert caption(without) == caption(with_image) == f"{wrong.sum()} of {(target >= 0).sum()}, {share}"
     rest = ~wrong & (target[0] >= 0).numpy()
     for axes, right in ((with_image, [fmean(PALE)] * 3), (without, RIGHT)):
         for pixels, color in ((wrong, WRONG), (rest, right), (target[0] < 0, VOID)):
@@ -247,7 +247,7 @@ def test_the_key_says_where_colors_are_clipped() -> None:
     gradient = torch.ones(1, 2, 32, 32)
     assert key_of(gradient_figure(gradient)) == []
     gradient[0, 0, 0, :2] = 100  # of 1024 pixels
-    assert key_of(gradient_figure(gradient)) == ["at least the 99.5th percentile"]
+    assert key_of(gradient_figure(gradient)) == ["highest 0.5 % of a map"]
 
 
 def test_the_key_of_very_many_classes_names_the_largest() -> None:

@@ -112,4 +112,4 @@ def test_maps_begin_a_row_and_rows_have_as_few_free_places_as_possible() -> None
         tops = [round(axes.get_window_extent().y0) for axes in figure.axes if axes.get_title(loc="left")]
         assert [tops.count(top) for top in sorted(set(tops), reverse=True)] == expected
         titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        assert tops[titles.index("cross-entropy")] < tops[titles.index("errors")]
+        assert tops[titles.index("cross-entropy")] < tops[titles.index("wrong pixels")]

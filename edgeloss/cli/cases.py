@@ -222,9 +222,11 @@ class Reader:
         if prediction.num_classes is None:
             return self._labels(prediction, mask, files)
         if self.num_classes not in (None, prediction.num_classes):
+            given = "--region" if self._region is not None else "--classes" if self._options.data is None else "--data"
             hint = "; classes come first, [C, H, W]" if prediction.values.shape[-1] == self.num_classes else ""
             raise InputError(
-                f"{files.prediction}: expected {self.num_classes} classes, but got {prediction.num_classes}{hint}"
+                f"{files.prediction}: expected the {self.num_classes} classes of {given}, but got"
+                f" {prediction.num_classes}{hint}"
             )
         return prediction, prediction.num_classes
 

@@ -171,7 +171,10 @@ def _add_metrics(parser: Parser) -> None:
     """
     _add_prediction(parser)
     parser.add_argument(
-        "--scores", choices=("default", "all"), default="default", help="all for the distances of surfaces too."
+        "--scores",
+        choices=("default", "all"),
+        default="default",
+        help="all adds the distances of surfaces.  [default: without them]",
     )
     parser.add_argument(
         "--spacing",
@@ -208,8 +211,8 @@ def _add_diagnose(parser: Parser) -> None:
 
     For folders, files are matched by name, and each image has its own report.
 
-    It prints a verdict, what is wrong and how to fix it, and the range of logits, labels, loss and gradient. The exit
-    code is 1 if a value is not finite.
+    It prints a verdict, what is wrong and how to fix it, the range of logits, labels and gradient, and the loss as the
+    sum of its weighted terms. The exit code is 1 if a value is not finite.
 
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
@@ -293,7 +296,7 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
         "--pred-kind",
         choices=("auto", "logits", "probabilities", "labels"),
         default="auto",
-        help="What --pred holds; auto infers it from the values, and says what it took them for.",
+        help="What --pred holds; auto infers it from the values, and says what it read them as.",
     )
     rare.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."

@@ -109,7 +109,7 @@ def _sum_of_terms(case: Case, criterion: EdgeAwareLoss) -> str:
         for one, weight in zip(EDGE_TERMS, weights, strict=True)
     ]
     before, after = f"{terms['edge']:.{digits}f}", f"{terms['edge_focused']:.{digits}f}"
-    return "\n".join([*lines, "", f"edges: {' + '.join(sides)} = {before}, of which the focus counts {after}"])
+    return "\n".join([*lines, "", f"edges: {' + '.join(sides)} = {before}, {after} after the focus"])
 
 
 def _shown(value: float | None) -> str:

@@ -26,7 +26,7 @@ def info(options: Namespace) -> None:
         "edgeloss": _version("edgeloss"),
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "cpu": f"{_cpu()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": f"{_cpu()}, threads: {torch.get_num_threads()}, {torch.backends.cpu.get_cpu_capability()}",
         "torch": f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'without CUDA'})",
         **{name: _version(name) for name in _LIBRARIES},
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

@@ -29,7 +29,9 @@ def check_paths(options: Namespace) -> None:
     options.shows_images = bool(given.get("image")) or options.run.endswith(("view", "compare"))
     for path, is_folder in zip(sources, folders, strict=True):
         if is_folder != options.takes_folders:
-            fail(f"{path}: expected only folders or only files, but got both, see {root or sources[0]}")
+            first, kinds = root or sources[0], ("a folder", "a file")
+            one, other = kinds if is_folder else kinds[::-1]
+            fail(f"{path}: expected only folders or only files, but got {one}, while {first} is {other}")
     if root and not _is_folder(root):
         fail(f"{root}: expected the folder of a data set, but got a file")
     lists = [Path(given[name]) for name in ("classes", "palette") if isinstance(given.get(name), str)]

@@ -125,9 +125,9 @@ EVERY = [
     ("--mask quantized.npy", f"quantized.npy: expected integer labels [H, W], but got uint8 [3, 24, 32]{VOLUME}"),
     ("--mask int8.npy", "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --remap -1:255"),
     ("--mask several.npz", "several.npz: expected one array, or one named labels, label, mask,"),
-    ("--mask masks", "masks: expected only folders or only files, but got both, see pred.npy"),
+    ("--mask masks", "masks: expected only folders or only files, but got a folder, while pred.npy is a file"),
     ("--classes 1", "--classes: expected 2 to 32767 classes, but got 1; one logit has two"),
-    ("--classes 4", "pred.npy: expected 4 classes, but got 3"),
+    ("--classes 4", "pred.npy: expected the 4 classes of --classes, but got 3"),
     ("--classes no.txt", "no.txt: no such file or folder"),
     ("--classes empty.txt", "empty.txt: expected at least one class, but got none"),
     ("--palette VOC", "VOC: expected a file, or one of ade20k, camvid, cityscapes, voc, but got neither"),
@@ -183,7 +183,7 @@ SOME = {
         ("--image words.png", f"words.png: {NO_IMAGE}"),
         ("--image pixels.png", "pixels.png: expected at most 1000000 pixels"),
         ("--image wide.png", "wide.png: expected 24 × 32 pixels as in mask.png, but got 24 × 33"),
-        ("--image images", "images: expected only folders or only files, but got both, see pred.npy"),
+        ("--image images", "images: expected only folders or only files, but got a folder, while pred.npy is a file"),
         ("-o out.gif", "out.gif: expected an output in one of .png, .pdf, .svg, .html, but got .gif"),
         ("-o a.png/out.png", "a.png/out.png: expected a path in a folder that can be written to, but got one in"),
         ("-o folder.png", "folder.png: expected a file to write to, but got a folder"),
@@ -209,7 +209,7 @@ SOME = {
         ("--figure out.gif", "out.gif: expected an output in one of .png, .pdf, .svg, but got .gif"),
     ],
     "view of folders": [
-        ("--mask mask.png", "mask.png: expected only folders or only files, but got both, see preds"),
+        ("--mask mask.png", "mask.png: expected only folders or only files, but got a file, while preds is a folder"),
         ("--pred none", "none: expected .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth files, but got none"),
         ("--mask others", "preds: expected names as in others, but got none that is in all folders"),
         ("--mask others --skip-missing", "preds: expected names as in others, but got none that is in"),
@@ -229,7 +229,10 @@ SOME = {
 }
 ALONE = [  # words that are no change of those above
     ("compare preds no --mask masks -o out.html", "no: no such file or folder"),
-    ("compare preds pred.npy --mask masks -o out.html", "pred.npy: expected only folders or only files, but got both"),
+    (
+        "compare preds pred.npy --mask masks -o out.html",
+        "pred.npy: expected only folders or only files, but got a file, while",
+    ),
     ("compare three.png two.png --mask two.png -o out.html", "two.png: expected 3 classes as in three.png, but got 2;"),
     ("view --mask mask.png", "the following arguments are required: --pred, --output/-o; see edgeloss view --help"),
     ("vew", "error: no command vew; did you mean view? See edgeloss --help"),

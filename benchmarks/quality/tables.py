@@ -398,7 +398,10 @@ def is_clear(difference: Summary) -> bool:
 
 
 def number(name: str, value: float, sign: str = "-") -> str:
-    """Return a value of a metric as tables show it: percent and points with one digit, what has a unit with two."""
+    """Return a value of a metric as tables show it: percent and points with one digit, what has a unit with two.
+
+    What rounds to 0 has no sign.
+    """
     scale = scale_of(name)
     text = f"{value * scale:{sign}.{1 if scale == 100 else 2}f}"
-    return text if text.strip("-0.") else text.lstrip("-")
+    return text if text.strip("+-0.") else text.lstrip("+-")

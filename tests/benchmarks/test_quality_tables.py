@@ -52,7 +52,7 @@ def test_earlier_results_lack_metrics() -> None:
     text = markdown({"camvid": results}, "cross-entropy", ["miou", "ece", "hd95"])
     assert "| camvid | cross-entropy | 2 | 55.0 ± 7.1 | – | – |" in text
     assert "| camvid | edgeloss | 2 | 55.0 ± 7.1 | 60.0 (1) | – |" in text
-    assert "| camvid | edgeloss | 2 | +0.0 [0.0, 0.0], p 1.000 (0.0, 0.0) | – | – |" in text
+    assert "| camvid | edgeloss | 2 | 0.0 [0.0, 0.0], p 1.000 (0.0, 0.0) | – | – |" in text
     results = [result_of("ce", 0, 0.25), result_of("ours", 0, 0.5)]
     text = markdown({"camvid": results}, "cross-entropy", ["nll", "ece"])  # of which the first has a unit
     assert "| camvid | edgeloss | 1 | +0.25 | +25.0 |" in text

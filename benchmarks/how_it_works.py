@@ -50,6 +50,7 @@ SCALE = 3  # pixels of the last picture per pixel of the scene
 PART = slice(2, 18), slice(16, 36)  # of it, around the gap
 PROBABILITY = "probability"
 COLORS = CMAP.with_extremes(bad=(0, 0, 0, 0))  # what is ignored has the color of the axes
+LENGTH = 0.2  # of a step
 NOISE = 5e-4  # a of docs/loss.md
 # Inches, rows and columns of maps of 5 × 4, and what is free around and between them for titles and color bars.
 LAYOUTS: dict[str, tuple[tuple[float, float], int, int, dict[str, float]]] = {
@@ -133,12 +134,12 @@ def draw_weights(axes: Sequence[Axes], labels: Tensor) -> None:
 def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
     """Return by how much a step on the logits changes the probability of the label [H, W].
 
-    The steps of all losses have the same length: the sum of their changes of logits, without signs, is that of 0.2 per
-    pixel. There is no region term.
+    The steps of all losses have the same length: the sum of their changes of logits, without signs, is that of LENGTH
+    per pixel. There is no region term.
     """
     x = logits.clone().requires_grad_()
     edge_aware_loss(x, labels[None], ignore_index=IGNORED, region_weight=0.0, **weights).backward()
-    after = logits - 0.2 * labels.numel() / x.grad.abs().sum() * x.grad
+    after = logits - LENGTH * labels.numel() / x.grad.abs().sum() * x.grad
     return label_probability(after, labels) - label_probability(logits, labels)
 
 
@@ -160,6 +161,7 @@ def draw_step(axes: Sequence[Axes], labels: Tensor) -> None:
     write(axes[0], "missing part", (22.5, 15.5), (27, 11))
     for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
         show_map(shown, change, title, PROBABILITY, top, labels)
+        write(shown, f"length of the step: {LENGTH:g} per pixel", (14.7, 30))
 
 
 def regions(averages: Tensor) -> Tensor:
@@ -181,9 +183,13 @@ def draw_regions(axes: Sequence[Axes], labels: Tensor) -> None:
     residual = of_labels - torch.linalg.solve(inner, of_prediction @ of_labels.T).T @ of_prediction
     left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
     ignored = F.avg_pool2d(valid[None], SCALE, stride=SCALE, padding=1)[0] == 0
-    titles = ("the wire in the labels", "in the prediction", "what a linear map can't restore")
-    for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
-        show_map(shown, values.masked_fill(ignored, torch.nan)[PART], title, "share", z.max().item())
+    titles = {
+        "wire in the labels, averaged": "average",
+        "in the prediction, averaged": "average",
+        "error of the best linear map": "error",
+    }
+    for shown, (title, unit), values in zip(axes, titles.items(), (z, q, F.pad(left, [1] * 4)), strict=True):
+        show_map(shown, values.masked_fill(ignored, torch.nan)[PART], title, unit, z.max().item())
         shown.add_patch(Rectangle((21.5 - PART[1].start, 5.5 - PART[0].start), 3, 3, fill=False, edgecolor="white"))
         write(shown, "a region", (11.3, 4.3))
     write(axes[1], "missing part", (12.5, 9.5))

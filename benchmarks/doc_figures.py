@@ -46,6 +46,7 @@ from quality.tables import (
 )
 from result_table import Row, markdown_table, read_rows
 from timing.losses import CASES, NAMES, OTHERS
+from timing.peers import LIBRARIES
 
 RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
 NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
@@ -54,6 +55,7 @@ NO_REGIONS = "EdgeAwareLoss() (region_weight 0, version 0.3)"
 ENOUGH = 3  # seeds of the current version, with which it takes the place of the one before
 OLD_FOCUS = "EdgeAwareLoss() (version 0.3, old_focus 1)"
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
+FIRST = {"f1_1": "F1: ", "miou": "mIoU: "}  # scores of the first page, and how its heads begin
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_TOLERANCES = ("f1_1", "f1_3", "f1_5", "boundary_iou_005", "boundary_iou_02", "trimap_1")
 OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge", "ece")
@@ -137,12 +139,13 @@ def cases_table(group: str) -> list[str]:
     return table("case | logits | default: | `region_weight=0`: | held, MB:", rows)
 
 
+TIMES = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
 SHORT = {
-    "19 classes": "[4, 19, 512, 512]",
-    "upsampled, 19 classes": "[4, 19, 128, 128], upsampled 4 ×",
-    "2 classes": "[8, 2, 512, 512]",
-    "binary": "[8, 1, 512, 512], one logit",
-    "volume": "[1, 4, 64, 128, 128], a volume",
+    "19 classes": "19 classes, 4 images of 512 × 512",
+    "upsampled, 19 classes": "the same from logits of 128 × 128",
+    "2 classes": "2 classes, 8 images of 512 × 512",
+    "binary": "2 classes by one logit, 8 images of 512 × 512",
+    "volume": "4 classes, a volume of 64 × 128 × 128",
 }
 
 
@@ -152,8 +155,8 @@ def cost_table() -> list[str]:
     rows = []
     for case, name in SHORT.items():
         found = [rows[case]["ratio"][NAMES[1]] for rows in speed().values()] + [on_gpu[case][NAMES[1]]["ratio"]]
-        rows.append(" | ".join([name, *(f"{ratio:.2f}" for ratio in found)]))
-    return table(" | ".join(["logits", *(f"{name}:" for name in (*speed(), "GPU"))]), rows)
+        rows.append(" | ".join([name.replace(" × ", TIMES), *(f"{ratio:.2f}" for ratio in found)]))
+    return table(" | ".join(["case", *(f"{name}:" for name in (*speed(), "GPU"))]), rows)
 
 
 def machines(*more: str) -> list[str]:
@@ -189,6 +192,19 @@ def peers_table() -> list[str]:
     rows = sorted(read_rows(RESULTS / "peers.jsonl"), key=lambda row: row["ratio"])
     cells = (f"{r['case']} | {r['milliseconds']:.1f} | {r['ratio']:.2f} | {r['megabytes']:.1f}" for r in rows)
     return table("loss | ms: | × CE: | MB:", cells)
+
+
+def peers_sentences() -> list[str]:
+    """Return what they were measured with, as far as the rows name it."""
+    machine = {"edgeloss": "0.3", **read_rows(RESULTS / "peers.jsonl")[0]["machine"]}  # which earlier rows do not name
+    named_libraries = [name for name in ("torch", "edgeloss", *LIBRARIES) if name in machine]
+    unknown = " and ".join(name for name in LIBRARIES if name not in machine)
+    return [
+        ", ".join(
+            [f"{machine['processor']} with {machine['instructions']}", *(f"{n} {machine[n]}" for n in named_libraries)]
+        ),
+        *[f"the versions of {unknown} were not recorded"] * bool(unknown),
+    ]
 
 
 def metrics_table() -> list[str]:
@@ -297,10 +313,10 @@ def best_rival(setting: str) -> str | None:
     return max(judged, key=lambda loss: fmean(judged[loss]["scores"][name][0] for name in MAIN), default=None)
 
 
-def compared() -> dict[str, dict[str, Summary]]:
+def compared(baseline: str | None = None) -> dict[str, dict[str, Summary]]:
     """Return the summaries of cross-entropy, the best rival and ours, over the seeds that all have, by setting.
 
-    The differences are those to the rival.
+    The differences are those to the baseline, by default to the rival.
     """
     summaries = {}
     for setting in (*SETS, *THIN_SETS, PRETRAINED, LARGE):
@@ -309,7 +325,7 @@ def compared() -> dict[str, dict[str, Summary]]:
             seeds = [{run_of(row).seed for row in rows_in(setting) if run_of(row).title == title} for title in titles]
             shared = set.intersection(*seeds)
             rows = [row for row in rows_in(setting) if run_of(row).title in titles and row["run"]["seed"] in shared]
-            of_loss = {row["loss"]: row for row in summarize(rows, titles[1])}
+            of_loss = {row["loss"]: row for row in summarize(rows, str(baseline or titles[1]))}
             summaries[setting] = {str(loss): of_loss[str(loss)] for loss in titles}
     return summaries
 
@@ -382,22 +398,39 @@ def version(loss: str) -> str:
     return "0.3" if loss == OURS else "0.4"
 
 
-def sets_table(versions: Sequence[str] = (NOW, OURS)) -> list[str]:
+def sets_table() -> list[str]:
     """Return the main scores of ours, cross-entropy and the best rival, by setting; bold is clearly ahead of the other.
 
-    The other is the rival of ours, and ours of the rival. Settings of other versions of ours are left out.
+    The other is the rival of ours, and ours of the rival.
     """
-    shown = {setting: of_loss for setting, of_loss in compared().items() if [*of_loss][-1] in versions}
-    rows, seeds = [], {len(own["seeds"]) for *_, own in (of_loss.values() for of_loss in shown.values())}
-    for setting, of_loss in shown.items():
+    rows = []
+    for setting, of_loss in compared().items():
         plain, rival, own = of_loss.values()
         clear = {name: difference["mean"] for name, difference in own["differences"].items() if is_clear(difference)}
         ahead = {name for name, mean in clear.items() if mean > 0}
-        title = DATA[setting] + f", {len(own['seeds'])} seeds" * (len(seeds) > 1)
-        of_version = f" ({version(own['loss'])})" * (len(versions) > 1)
-        cells = scores(own, bold=ahead) + of_version, scores(plain), scores(rival, bold=clear.keys() - ahead)
-        rows.append(f"{title} | {' | '.join(cells)} | {rival['loss']}")
-    return or_none(table("data | edgeloss: | cross-entropy: | best rival: | which rival", rows))
+        cells = scores(own, bold=ahead), scores(plain), scores(rival, bold=clear.keys() - ahead)
+        about = f"{DATA[setting]} | {len(own['seeds'])} | {version(own['loss'])}"
+        rows.append(f"{about} | {' | '.join(cells)} | {rival['loss']}")
+    return or_none(table("data | seeds: | version: | edgeloss: | cross-entropy: | best rival: | which rival", rows))
+
+
+def current() -> dict[str, dict[str, Summary]]:
+    """Return what is compared with cross-entropy where the current version was trained with enough seeds."""
+    return {setting: of_loss for setting, of_loss in compared(BASELINE).items() if [*of_loss][-1] == NOW}
+
+
+def first_table() -> list[str]:
+    """Return the scores of the first page, by data set; bold is clearly above cross-entropy."""
+    rows = []
+    for setting, (plain, rival, own) in ((setting, of_loss.values()) for setting, of_loss in current().items()):
+        cells = []
+        for name, row in ((name, row) for name in FIRST for row in (own, plain, rival)):
+            difference = row["differences"].get(name)
+            mark = "**" * (difference is not None and is_clear(difference) and difference["mean"] > 0)
+            cells.append(f"{mark}{number(name, row['scores'][name][0])}{mark}")
+        rows.append(" | ".join([setting, *cells]))
+    heads = (f"{score}{loss}:" for score in FIRST.values() for loss in ("edgeloss", "CE", "best rival"))
+    return or_none(table(" | ".join(["data", *heads]), rows))
 
 
 def against() -> Iterator[tuple[str, str, list[Row]]]:
@@ -519,15 +552,18 @@ def pretrained_sentences() -> list[str]:
 
 
 def first_sentences() -> list[str]:
-    """Return how far ours is ahead of cross-entropy and of the best rival on CamVid, as the first page has it."""
-    own, rival = str(ours("camvid")), str(best_rival("camvid"))
-    to_plain, to_rival = (quality("camvid", baseline)[own]["differences"] for baseline in (BASELINE, rival))
-    of_plain = [number(name, to_plain[name]["mean"]) for name in ("f1_1", "miou")]
-    of_rival = [f"{100 * to_rival[name]['mean']:+.1f}" for name in ("f1_1", "miou")]
-    return [
-        "{} points more boundary F1 and {} more mIoU".format(*of_plain),
-        "{} and {}".format(*of_rival).replace("-", "−"),
-    ]
+    """Return the scores of cross-entropy, ours and the best rival on CamVid, as the first page has them."""
+    plain, rival, own = (
+        [number(name, row["scores"][name][0]) for name in FIRST] for row in current()["camvid"].values()
+    )
+    return [f"{before} to {after} %" for before, after in zip(plain, own, strict=True)] + [" and ".join(rival) + " %"]
+
+
+def long_sentences() -> list[str]:
+    """Return how far the pretrained network of the first page is ahead of cross-entropy."""
+    (rows,) = results_of("long").values()
+    ahead = next(row["differences"]["f1_1"]["mean"] for row in summarize(rows) if row["loss"] == NOW)
+    return [f"{number('f1_1', ahead)} points of F1 ahead of CE"]
 
 
 def classes_sentences(setting: str) -> list[str]:
@@ -552,15 +588,8 @@ def failures() -> tuple[int, dict[str, int]]:
     return len(shared), failed
 
 
-def failures_table() -> list[str]:
-    """Return the same in a row."""
-    trainings, failed = failures()
-    heads = " | ".join(f"{name}:" for name in LESIONS.values())
-    return table(f"of {trainings} trainings each | {heads}", [" | ".join(["failed", *map(str, failed.values())])])
-
-
 def lesions_sentences() -> list[str]:
-    """Return the same in words."""
+    """Return how many failed in words."""
     trainings, failed = failures()
     counts = ", ".join(f"{failed[loss]} with {name}" for loss, name in LESIONS.items())
     return [f"of {trainings} trainings each, {counts}"]
@@ -631,10 +660,10 @@ def landing_table() -> list[str]:
         f" {len(losses[0]['seeds'])} seeds. The best rival, {named(rival)}, has {100 * (of_rival - plain):+.1f}",
         f"of PyTorch's cross-entropy, {of_version}: forward and backward, 19 classes, AVX-512 and AVX2. One logit"
         f" takes up to {of_one_logit:.1f} ×, small images more: [all cases](performance.md)",
-        f"kept from forward to backward {of_version}, 19 classes; cross-entropy keeps {of_plain:.0f}",
+        f"kept from forward to backward {of_version}, 19 classes: {of_plain:.0f} is what cross-entropy keeps",
     )
     faster = f"{times[0]:.2f} to {times[-1]:.2f} × the time on a CPU"
-    heads = f"{100 * (own - plain):+.1f} points | {faster} | {kept:.0f} bytes per pixel"
+    heads = f"{100 * (own - plain):+.1f} points | {faster} | {kept:.0f} instead of {of_plain:.0f} bytes per pixel"
     return table(heads, [" | ".join(what)])
 
 
@@ -687,6 +716,7 @@ FIGURES = {
     "cost": Figures(
         f"python benchmarks/speed.py peers {MASKS} --output benchmarks/results/peers.jsonl",
         {PEERS: peers_table},
+        {PEERS: peers_sentences},
         results="peers.jsonl",
     ),
     "metrics": Figures(
@@ -698,7 +728,7 @@ FIGURES = {
     "sets": Figures(
         f"{TABLE} configs/quality-sets.yaml",  # and of "rivals", "default", "pretrained" and "thin"
         {
-            "README.md": partial(sets_table, versions=(NOW,)),
+            "README.md": first_table,
             "docs/quality.md": sets_table,
         },
         {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
@@ -761,10 +791,9 @@ FIGURES = {
     "lesions": Figures(
         "python benchmarks/lesions.py",
         {"docs/quality.md": partial(tiny_table, "lesions", lesions.CASES)},
-        {"docs/quality.md": lesions_sentences},
+        {"README.md": lesions_sentences, "docs/quality.md": lesions_sentences},
         results="lesions.jsonl",
     ),
-    "failures": Figures("python benchmarks/lesions.py", {"README.md": failures_table}, results="lesions.jsonl"),
     "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: gains_table}),
     "region": of_plan(PEERS, ahead_table, "sets", NO_REGIONS, OURS),
     "rivals": of_plan(PEERS, trained_table, "rivals"),
@@ -772,6 +801,7 @@ FIGURES = {
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
     "thin": of_plan("docs/quality.md", thin_table, "thin"),
     "long": of_plan("docs/quality.md", long_table, "long"),
+    "gain of long": Figures(f"{TABLE} configs/quality-long.yaml", sentences={"README.md": long_sentences}),
     "images of long": of_plan(PEERS, images_lines, "long"),
     "classes of long": Figures(f"{TABLE} configs/quality-long.yaml --classes", {PEERS: partial(classes_of, "long")}),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),

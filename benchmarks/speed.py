@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     machine = {"processor": processor(), "instructions": INSTRUCTIONS, "cores": os.cpu_count()}
     machine |= {"threads": options.threads, "torch": torch.__version__, "edgeloss": edgeloss.__version__}
+    machine |= {name: version(name) for name in getattr(MODES[options.command], "LIBRARIES", ())}
     print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}\n")
     heads: list[str] = []
     try:

@@ -19,6 +19,7 @@ from measure import added_memory, alone, make_pass, median_seconds
 from result_table import Row
 from timing.losses import Case, make_inputs
 
+LIBRARIES = ("monai", "kornia")  # whose losses are among them
 LOSSES: list[tuple[str, Options]] = [*((name, {}) for name in RECIPES), ("abl", {"lovasz": 1.0})]
 
 

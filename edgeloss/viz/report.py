@@ -161,7 +161,7 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
         "tiles": pages.figure_tiles(arrays.figures, arrays.classes, about=_ABOUT_MEANS),
-        "table": _table(arrays, names, colors),
+        "tables": {"title": "Scores per class", "tables": _tables(arrays, names, colors)},
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
         "mistakes": mistakes(target, arrays.prediction[0]),
@@ -185,8 +185,8 @@ def _footer(bits: int, examined: Sequence[Arrays]) -> str:
     return f"{about} · {many}" if many else about
 
 
-def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages.Part:
-    """Return a row per class that occurs in the image."""
+def _tables(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> list[pages.Part]:
+    """Return the scores and the mean terms of each class that occurs in the image."""
     scores, edges = arrays.scores, arrays.maps["edge_mask"]
     on_edges = arrays.target[edges]
 
@@ -197,24 +197,28 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> pages
             total = sum_by_class(labels, arrays.classes, values)
             return np.asarray(total / sum_by_class(labels, arrays.classes))
 
-    edge_pixels = sum_by_class(on_edges, arrays.classes)
     means = {name: mean(on_edges, arrays.maps[name][edges]) for name in (*_ON_EDGES, "edge")}
-    cross_entropy = mean(arrays.target, arrays.maps["cross_entropy"])
-    columns = {
+    of_scores = {
         "pixels": [str(n) for n in scores.pixels],
+        "edge pixels": [str(n) for n in sum_by_class(on_edges, arrays.classes)],
         "IoU": [shown_score(value, ".1%") for value in scores.iou],
         FIGURES["boundary_f1_1px"].name: [shown_score(value, ".1%") for value in scores.boundary_f1],
-        "cross-entropy": [shown_score(value, ".3f") for value in cross_entropy],
-        "edge pixels": [str(n) for n in edge_pixels],
-        **{FIGURES[name].name: [shown_score(value, ".3f") for value in values] for name, values in means.items()},
-        "share of edge loss": [shown_score(value, ".1%") for value in arrays.edge_shares[0]],
     }
-    occurring = np.flatnonzero(scores.occurs).tolist()
-    rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]
+    terms = {
+        "cross-entropy": mean(arrays.target, arrays.maps["cross_entropy"]),
+        **{FIGURES[name].name: values for name, values in means.items()},
+    }
+    of_terms = {name: [shown_score(value, ".3f") for value in values] for name, values in terms.items()}
+    of_terms["share"] = [shown_score(value, ".1%") for value in arrays.edge_shares[0]]
     notes = {FIGURES[name].name: FIGURES[name].about for name in means}
-    notes |= {"edge pixels": "pixels of the class with another label next to them"}
-    notes |= {
-        "share of edge loss": "the part of the focused edges of the image that the class has; all add up to 100 %"
-    }
-    label = "Scores and mean terms of each class"
-    return pages.table(("class", *columns), rows, label=label, notes=notes)
+    notes["share"] = "of the class in the focused edges of the image; all add up to 100 %"
+    occurring = np.flatnonzero(scores.occurs).tolist()
+
+    def table(columns: Mapping[str, Sequence[str]], title: str, notes: Mapping[str, str]) -> pages.Part:
+        rows = [([names[k], colors[k]], *(cells[k] for cells in columns.values())) for k in occurring]
+        return pages.table(("class", *columns), rows, label=f"{title} of each class", title=title, notes=notes)
+
+    return [
+        table(of_scores, "Scores", {"edge pixels": "pixels of the class with another label next to them"}),
+        table(of_terms, "Mean terms of the loss, nats", notes),
+    ]

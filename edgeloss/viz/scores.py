@@ -17,6 +17,7 @@ from edgeloss.metrics.measure import LabelMaps
 
 _Array = npt.NDArray[Any]
 BORDER_RADIUS = 1  # pixels, the tolerance of boundary F1
+STRAY_RADIUS = 3  # pixels around a class, beyond which its predictions are stray
 _PLACES = 6  # the worst ones
 _MISTAKES = 6  # the most frequent ones
 _PART = 2**20  # labels that are counted together: np.bincount copies them
@@ -59,14 +60,15 @@ FIGURES = {
     ),
 }
 HEADLINES = 4
+ABOUT_STRAY = f"wrong pixels more than {STRAY_RADIUS} px away from any pixel of the class that is predicted there"
 
 
 class Scores(NamedTuple):
     """Counts of a prediction, which are added over images, and the scores that follow from them.
 
     Attributes:
-        counts: [7, C], per class: valid pixels, valid pixels predicted as it, those of them that are right, and border
-            pixels as :func:`edgeloss.metrics.counts.boundary_f1_counts` returns them.
+        counts: [8, C], per class: valid pixels, valid pixels predicted as it, those of them that are right, those of
+            them that are stray, and border pixels as :func:`edgeloss.metrics.counts.boundary_f1_counts` returns them.
     """
 
     counts: _Array
@@ -89,14 +91,19 @@ class Scores(NamedTuple):
     @property
     def iou(self) -> _Array:
         """IoU of each class, nan for one that does not occur."""
-        pixels, predicted, correct, *_ = self.counts
+        pixels, predicted, correct = self.counts[:3]
         with np.errstate(invalid="ignore"):
             return np.asarray(correct / (pixels + predicted - correct))
 
     @property
+    def stray(self) -> _Array:
+        """The number of stray pixels of each predicted class, farther than ``STRAY_RADIUS`` from any pixel of it."""
+        return np.asarray(self.counts[3])
+
+    @property
     def boundary_f1(self) -> _Array:
         """Boundary F1 of each class within ``BORDER_RADIUS`` pixels, nan for a class without a border."""
-        return np.asarray(score_f1(torch.from_numpy(self.counts[3:])))
+        return np.asarray(score_f1(torch.from_numpy(self.counts[4:])))
 
     @property
     def means(self) -> dict[str, float]:
@@ -138,10 +145,22 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     found, truth = labels
     found[void] = -1
     counts = [sum_by_class(values, classes) for values in (truth, found, np.where(truth == found, truth, -1))]
+    counts.append(sum_by_class(_stray(truth, found), classes))
     failed = (found < 0) & ~void
     found[failed] = (truth[failed] + 1) % classes
     borders = boundary_f1_counts(LabelMaps(torch.from_numpy(labels), classes), BORDER_RADIUS).sum(0)
     return Scores(np.stack([*counts, *borders.numpy()]))
+
+
+def _stray(truth: _Array, found: _Array) -> _Array:
+    """Return the predicted labels, [n], of stray pixels; both are [B, H, W] and -1 where nothing counts."""
+    radius = STRAY_RADIUS
+    at, y, x = np.nonzero((truth != found) & (found >= 0))
+    labels, around = found[at, y, x], np.pad(truth, ((0, 0), (radius, radius), (radius, radius)), constant_values=-1)
+    is_stray = np.ones(len(labels), bool)
+    for down, right in np.argwhere(np.hypot(*np.mgrid[-radius : radius + 1, -radius : radius + 1]) <= radius):
+        is_stray &= around[at, y + down, x + right] != labels
+    return np.asarray(labels[is_stray])
 
 
 def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> _Array:

@@ -121,12 +121,12 @@ def test_tiles_and_tables_are_those_of_each_image() -> None:
         assert [name for name, *_ in tiles["values"]] == HEADLINES
         assert "region term" in [name for name, *_ in tiles["more"]]
         assert all(about for *_, about in (*tiles["values"], *tiles["more"]))
-        explained = {name for name, _ in image["table"]["notes"]}
-        assert {"share of edge loss", "edge loss"} <= explained <= set(image["table"]["head"])
+        explained = {name for name, _ in image["tables"]["tables"][1]["notes"]}
+        assert {"share", "edge loss"} <= explained <= set(image["tables"]["tables"][1]["head"])
         labels = logits[at : at + 1].argmax(1)
         f1 = boundary_f1(labels, target[at : at + 1], 3, ignore_index=-100, radius=1, average="none")
         np.testing.assert_allclose(scores.boundary_f1, f1)
-        assert image["table"]["rows"][0][1:3] == [str(scores.pixels[0]), shown(scores.iou[0], ".1%")]
+        assert image["tables"]["tables"][0]["rows"][0][1:4:2] == [str(scores.pixels[0]), shown(scores.iou[0], ".1%")]
 
 
 def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:

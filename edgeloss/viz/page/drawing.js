@@ -14,7 +14,7 @@ const CONTOURS = { "contour truth": "#ffffff", "contour prediction": "#ff6b35" }
 const paintingOf = (key) => {
   const painting = new Uint32Array(65536);
   const layer = layerOf(key);
-  [painting[IGNORED], painting[NOTHING]] = [key === "prediction" ? special.loud : special.void, special.nothing];
+  [painting[IGNORED], painting[NOTHING]] = [key === "prediction" ? special.loud : special.void, image.picture ? 0 : special.nothing];
   if (key in CONTOURS) painting.fill(rgba(CONTOURS[key]), 1);
   else if (key === "picture") painting[HIDDEN] = special.void; // a veil
   else if (key === "errors") {
@@ -136,15 +136,13 @@ const drawGrid = (context, { left, top, dots }, key, opacity = 1) => {
   context.globalAlpha = 1;
 };
 
-// Cover what is drawn so that wrong pixels stand out: it remains in grays between those of PALE in palette.py.
-const pale = (context, ...area) => {
-  for (const [operation, color] of [["saturation", "#888"], ["source-over", "rgb(245 245 245 / 75%)"]]) {
-    Object.assign(context, { globalCompositeOperation: operation, fillStyle: color });
-    context.fillRect(...area);
-  }
-};
+// What covers the image so that a layer stands out, as [operation, color]: grays between those of PALE in palette.py
+// below wrong pixels, and a dark image where a map has nothing.
+const PALE = [["saturation", "#888"], ["source-over", "rgb(245 245 245 / 75%)"]];
+const DARK = [["source-over", "rgb(0 0 0 / 68%)"]];
+const veilOf = (key) => (key === "errors" ? PALE : layerOf(key)?.nothing ? DARK : []);
 
-const drawPicture = (context, frame, opacity, isPale) => {
+const drawPicture = (context, frame, opacity, veil) => {
   const { rows, columns } = image;
   context.globalAlpha = opacity;
   context.imageSmoothingEnabled = frame.dots < 2;
@@ -153,14 +151,18 @@ const drawPicture = (context, frame, opacity, isPale) => {
   const area = [-left * dots, -top * dots, columns * dots, rows * dots];
   context.drawImage(image.picture, ...area);
   context.globalAlpha = 1;
-  if (isPale) pale(context, ...area);
+  for (const [globalCompositeOperation, fillStyle] of veil) {
+    Object.assign(context, { globalCompositeOperation, fillStyle });
+    context.fillRect(...area);
+  }
+  context.globalCompositeOperation = "source-over";
 };
 
 // Draw a layer over the image, and contours over both.
 const drawLayer = (context, frame, key, { opacity = 1, contours = [] } = {}) => {
   context.clearRect(0, 0, context.canvas.width, context.canvas.height);
   const alone = key === "picture";
-  if (image.picture) drawPicture(context, frame, image.keep && !alone ? 0.35 : 1, key === "errors");
+  if (image.picture) drawPicture(context, frame, image.keep && !alone ? 0.35 : 1, veilOf(key));
   if (!alone || image.keep) drawGrid(context, frame, key, alone ? 0.85 : image.picture ? opacity : 1);
   for (const name of contours) (frame.dots >= LINES_FROM ? drawContour : drawGrid)(context, frame, `contour ${name}`);
 };

@@ -4,7 +4,7 @@
 const describe = (opened, chosen) => {
   image = opened;
   find("#tiles").replaceChildren(...parts.tiles(image.tiles));
-  find("#scores").replaceChildren(...parts.table(image.table));
+  find("#scores").replaceChildren(...parts.tables(image.tables));
   menus.forEach((menu, side) =>
     menu.replaceChildren(...image.choices.map(({ key, name }) => new Option(name, key, false, key === chosen[side]))),
   );

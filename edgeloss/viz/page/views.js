@@ -116,7 +116,8 @@ const othersOf = (key) => {
     nothing: layerOf(key) && codes.includes(NOTHING),
     loud: (image.failures[key] ??= failures(key)).length,
   };
-  const meanings = { right: "right", wrong: "wrong", void: "ignored", nothing: NOTHING_MEANS[layerOf(key)?.nothing], loud: "not finite" };
+  const nothing = [NOTHING_MEANS[layerOf(key)?.nothing], ...(image.picture ? ["the image, darkened"] : [])].join(": ");
+  const meanings = { right: "right", wrong: "wrong", void: "ignored", nothing, loud: "not finite" };
   return Object.entries(meanings).flatMap(([name, meaning]) => (occurring[name] ? [[meaning, data.special[name]]] : []));
 };
 

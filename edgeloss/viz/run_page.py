@@ -120,10 +120,7 @@ _NOTES = {
         "edge focus": FIGURES["edge_focus"].about,
     },
 }
-_LEAD = (
-    "One training: its scores on the validation images after each epoch, what its loss consists of, the scores of each"
-    " class, and the images where the network is most wrong at edges."
-)
+_RECENT = 5  # a run still improves if it does in its last part: one of so many
 _NAMES = {
     "train/loss": "training, mean of the steps",
     "val/loss": "validation, after the epoch",
@@ -229,7 +226,7 @@ def write_run_page(
         parts,
         kind="run",
         subtitle=_about(history),
-        lead=_LEAD,
+        lead=_verdict(history, classes, metric, chosen),
         links=links,
     )
     path = folder / "report.html"
@@ -250,6 +247,30 @@ def _about(history: Sequence[Row]) -> str:
     if skipped := round(sum(row.get("skipped") or 0.0 for row in history)):
         parts.append(f"{skipped} steps skipped, not finite")
     return " · ".join(parts)
+
+
+def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: Row) -> str:
+    """Return what the run shows: its best and last epoch, whether it still improves, and its weakest class."""
+    last, name, lines = history[-1], _metric_name(metric), []
+    values = [row[metric] for row in history if row.get(metric) is not None]
+    if len(values) > 1 and best.get(metric) is not None:
+        at = "the last" if best is last else f"and {shown(metric, last.get(metric))} after the last, {last['epoch']}"
+        lines.append(f"The best {name} is {shown(metric, best[metric])} after epoch {best['epoch']}, {at}.")
+        recent = math.ceil(len(values) / _RECENT)
+        sign = 1 if best[metric] == max(values) else -1  # some metrics are better where they are lower
+        before, after = (max(sign * value for value in part) for part in (values[:-recent], values))
+        gain = shown_change(before, after, "%" if is_share(metric) else "", is_score=True)
+        points = " points" if is_share(metric) else ""
+        still = f"still improves, by {gain['text'].lstrip('+')}{points}" if gain["tone"] else "no longer improves"
+        when = f"{recent} of {len(history)} epochs" if recent > 1 else "epoch"
+        lines.append(f"In the last {when} it {still}.")
+    for kind in (metric.rpartition("/")[2], BY_CLASS[0]):
+        scores = {one: best[key] for one in classes if best.get(key := f"val/{kind}/{one}") is not None}
+        if len(scores) > 1:
+            weakest = min(scores, key=lambda one: scores[one])
+            lines.append(f"The weakest class is {weakest}, with {_words(kind)} of {_percent(scores[weakest])}.")
+            break
+    return " ".join(lines)
 
 
 def _epochs(best: Row, last: Row) -> dict[str, Row]:
@@ -284,7 +305,7 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
     groups: list[pages.Part] = []
     epochs = [row["epoch"] for row in history]
     for group, pictures in _CURVES.items():
-        drawn, notes, scaled = [], dict(_NOTES[group]), []
+        drawn, notes = [], dict(_NOTES[group])
         for title, about, keys, is_weighted in pictures:
             series = []
             for key in keys:
@@ -295,23 +316,48 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
                     notes[f"{_name(key)}, {title}"] = f"{shown(key, measured[0])} in all epochs, so it is not drawn"
                 elif measured:
                     series.append({"name": _name(key), "values": values})
-                    scaled += [value for value in measured if is_weighted and value > 0]
             if series:
                 kind = {"share": is_share(keys[0]), "log": is_weighted, "epochs": epochs}
                 mark = best if group == "Scores of the validation images" else None
                 drawn.append({"title": title, "about": about, **kind, "best": mark, "series": series})
         for curves in drawn:
-            curves["range"] = [min(scaled), max(scaled)] if curves["log"] and scaled else None
+            same = [one for one in drawn if (one["share"], one["log"]) == (curves["share"], curves["log"])]
+            curves["range"] = _common_range(same)
         if drawn:
+            about = _about_region(history, weights) if group == "The loss and its terms" else ""
             groups.append(
-                {"kind": "curves", "title": group, "about": "", "curves": drawn, "notes": list(notes.items())}
+                {"kind": "curves", "title": group, "about": about, "curves": drawn, "notes": list(notes.items())}
             )
     if groups:
         groups[0]["about"] = (
             f"Values are those of epoch {epochs[-1]}, the last. Point at a curve, or press the arrow keys, for those of"
-            " another epoch."
+            " another epoch. The scale is the same in all of these."
         )
     return groups
+
+
+def _about_region(history: Sequence[Row], weights: Mapping[str, float]) -> str:
+    """Return why the curve of the region term is flat; nothing without the term."""
+    values = [row["train/region"] for row in history if row.get("train/region") is not None]
+    weight = weights.get(SUMMANDS["region"], 1.0)
+    if not any(values) or not weight:
+        return ""
+    share = history[-1].get("train/gradient_share/region")
+    moves = "" if share is None else f", here {shown('share', share)} in the last epoch,"
+    return (
+        f"The region term, {weight * values[0]:.3g} at first and {weight * values[-1]:.3g} in the end, stays near its"
+        f" weight of {weight:g} until the thinnest parts are found: its curve is flat. Its share in the gradient{moves}"
+        " shows how much it moves the network."
+    )
+
+
+def _common_range(pictures: Sequence[pages.Part]) -> list[float] | None:
+    """Return the lowest and the highest value of pictures that are compared: of shares, or on a log scale."""
+    if not (pictures[0]["share"] or pictures[0]["log"]):
+        return None
+    drawn = [one for picture in pictures for series in picture["series"] for one in series["values"] if one is not None]
+    values = [value for value in drawn if value > 0 or not pictures[0]["log"]]
+    return [min(values), max(values)] if values else None
 
 
 def _classes(best: Row, last: Row, classes: Mapping[str, str | None]) -> list[pages.Part]:

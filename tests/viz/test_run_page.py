@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from accessibility import Sized, violations
-from page_data import parts_of
+from page_data import page_data, parts_of
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
@@ -83,6 +83,10 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     }
     assert ranges[TERMS[0]] == ranges[TERMS[1]] == [1.125, 400.0]  # so that both can be compared
     assert ranges["Loss"] is None
+    groups = {part["title"]: part["about"] for part in parts_of(path.read_text("utf-8"), "curves")}
+    about = "The region term, 400 at first and 325 in the end, stays near its weight of 100 until"
+    assert groups["The loss and its terms"].startswith(about)
+    assert "Its share in the gradient, here 33.3\xa0% in the last epoch, shows" in groups["The loss and its terms"]
 
 
 def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
@@ -103,6 +107,12 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     after = "epoch 3: 60.0\xa0% (−2.0)", "epoch 3: 42.0\xa0% (+7.0)", "epoch 3: 21.0\xa0% (+3.5)"
     assert [tiles["changes"][name]["text"] for name in scores] == [*after]
     assert [tiles["changes"][name]["tone"] for name in scores] == ["worse", "better", "better"]
+    assert page_data(page)["lead"] == (
+        "The best boundary F1, 1 px is 62.0\xa0% after epoch 1, and 60.0\xa0% after the last, 3. In the last epoch it"
+        " no longer improves. The weakest class is road, with boundary F1, 1 px of 35.0\xa0%."
+    )
+    ranges = [curve["range"] for curve in parts_of(page, "curves")[0]["curves"]]
+    assert ranges == len(ranges) * [[0.175, 0.62]]  # curves of scores can be compared
     scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
     assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1, 1 px")}
     assert not any(best for group in others for best in group)

@@ -7,7 +7,7 @@ const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [196, 46, 12, 14, 22];
 const ticksOf = (low, high, count = 4) => {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((by) => by * power).find((by) => by >= rough * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((by) => by * power).find((by) => by >= rough * 0.999);
   const first = Math.floor(low / step + 1e-9);
   const last = Math.ceil(high / step - 1e-9);
   return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);

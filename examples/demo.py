@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -36,6 +35,7 @@ from edgeloss.io import VOID_INDEX, read_classes
 from edgeloss.viz import distinct_colors
 from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, picture_of_labels
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
+from edgeloss.viz.pictures import window_of_most
 from edgeloss.viz.run_page import Row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,7 +201,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
         pictures["difference"][mask] = color_bytes(color)
     wrong = [differences[one] | differences[WRONG_IN_BOTH] for one in (BETTER, WORSE)]
     fewer = differences[BETTER].astype(int) - differences[WORSE]
-    windows = {"A": window_of_most(fewer), "B": window_of_most(-fewer)}
+    windows = {"A": window_of_most(fewer, ZOOM), "B": window_of_most(-fewer, ZOOM)}
     parts = {"whole": (slice(None), slice(None)), **windows}
     about = {"whole": "the whole image", "A": "A: most pixels gained", "B": "B: most pixels lost"}
 
@@ -251,21 +251,6 @@ def _mark(axes: Axes, part: str, place: tuple[slice, slice]) -> None:
     axes.add_patch(Rectangle((left - 0.5, top - 0.5), ZOOM, ZOOM, fill=False, edgecolor="black", linewidth=1.5))
     box = {"facecolor": "white", "edgecolor": "black", "boxstyle": "square,pad=0.15"}
     axes.text(left, top, part, ha="left", va="top", fontsize=8, weight="bold", bbox=box)
-
-
-def window_of_most(counts: npt.NDArray[np.int64]) -> tuple[slice, slice]:
-    """Return the rows and columns of the ``ZOOM`` × ``ZOOM`` pixels of the largest sum.
-
-    Example:
-        >>> counts = np.zeros((96, 96), int)
-        >>> counts[40:50, 60:70], counts[:30, :30] = 1, -1
-        >>> int(counts[window_of_most(counts)].sum()), int(counts[window_of_most(-counts)].sum())
-        (100, -900)
-    """
-    sums = np.pad(counts, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
-    totals = sums[ZOOM:, ZOOM:] - sums[:-ZOOM, ZOOM:] - sums[ZOOM:, :-ZOOM] + sums[:-ZOOM, :-ZOOM]
-    top, left = (int(place) for place in np.unravel_index(totals.argmax(), totals.shape))
-    return slice(top, top + ZOOM), slice(left, left + ZOOM)
 
 
 def run_python(*words: object) -> str:

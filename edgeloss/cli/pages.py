@@ -20,7 +20,8 @@ from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
-from edgeloss.viz.gallery import Item, compare_item, draw_comparison, draw_index, index_item
+from edgeloss.viz.comparison import compare_item, draw_comparison
+from edgeloss.viz.gallery import Item, draw_index, index_item
 from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.pictures import side_for

@@ -18,6 +18,7 @@ BETTER, WORSE, WRONG_IN_BOTH = (0.11, 0.36, 0.84), (0.95, 0.47, 0.02), (0.1, 0.0
 # Photographs below wrong pixels are in gray between these two: lighter than every color above, and than VOID. The same
 # as of .gray in page/base.css and PALE in page/drawing.js.
 PALE = (0.72, 0.97)
+TRUE_BORDER, FOUND_BORDER = (1.0, 1.0, 1.0), (1.0, 0.42, 0.21)  # of labels and predictions, over photographs
 
 # Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING:
 # in OKLab (Ottosson 2020), to the reader to whom they differ least, of normal vision, deuteranopia and protanopia

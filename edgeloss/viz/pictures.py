@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from scipy.ndimage import binary_dilation
 
 from edgeloss.viz.coloring import color_bytes, picture_of_labels, reduce_blocks
 from edgeloss.viz.pages import Part, data_uri
-from edgeloss.viz.palette import LOUD, PALE, RIGHT, VOID, WRONG
+from edgeloss.viz.palette import LOUD, NOTHING, PALE, RIGHT, VOID, WRONG
 
 _Array = npt.NDArray[Any]
 Rgb = npt.NDArray[np.uint8]
@@ -49,7 +50,7 @@ def photograph(image: Rgb | None, side: int) -> str:
         return ""
     small, file = Image.fromarray(image), io.BytesIO()
     small.thumbnail((side, side))
-    small.save(file, "jpeg", quality=85)
+    small.save(file, "jpeg", quality=85, subsampling=0)  # else colors of single pixels are lost
     return data_uri(file.getvalue(), "jpeg")
 
 
@@ -127,3 +128,43 @@ def labels_picture(target: _Array, prediction: _Array, colors: _Array) -> Rgb:
     drawn = picture_of_labels(prediction, colors, LOUD)
     drawn[target < 0] = color_bytes(VOID)
     return drawn
+
+
+def border_lines(labels: Mapping[tuple[float, float, float], _Array]) -> Rgb:
+    """Return the borders of labels as lines between pixels, [h, w, 4], gray where no label counts.
+
+    Args:
+        labels: [H, W] labels by the color of their lines, -1 where none counts; the later the thinner, so that lines in
+            the same place are all seen.
+
+    Returns:
+        About 384 pixels across: each pixel of the labels is a square.
+    """
+    first = next(iter(labels.values()))
+    scale, lines = max(384 // max(first.shape), 4), {}
+    for rank, (color, values) in enumerate(labels.items()):
+        large = values.repeat(scale, 0).repeat(scale, 1)
+        mask = np.zeros(large.shape, bool)
+        for along, borders in ((large, mask), (large.T, mask.T)):
+            differ = (along[1:] != along[:-1]) & (along[1:] >= 0) & (along[:-1] >= 0)
+            borders[1:] |= differ
+            borders[:-1] |= differ
+        lines[color] = binary_dilation(mask, np.ones(2 * [2 * (len(labels) - rank) + 1]))
+    casing = binary_dilation(np.logical_or.reduce([*lines.values()]), np.ones((3, 3)))
+    void = (first < 0).repeat(scale, 0).repeat(scale, 1)
+    return overlay({VOID: void, NOTHING: casing, **lines}, casing.shape, on_photo=True)
+
+
+def window_of_most(counts: _Array, across: int) -> tuple[slice, slice]:
+    """Return the rows and columns of the square of the largest sum.
+
+    Example:
+        >>> counts = np.zeros((96, 96), int)
+        >>> counts[40:50, 60:70], counts[:30, :30] = 1, -1
+        >>> int(counts[window_of_most(counts, 32)].sum()), int(counts[window_of_most(-counts, 32)].sum())
+        (100, -900)
+    """
+    sums = np.pad(counts, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    totals = sums[across:, across:] - sums[:-across, across:] - sums[across:, :-across] + sums[:-across, :-across]
+    top, left = (int(place) for place in np.unravel_index(totals.argmax(), totals.shape))
+    return slice(top, top + across), slice(left, left + across)

@@ -223,6 +223,17 @@ def shown_change(before: float, after: float, form: str, *, is_score: bool) -> d
     return {"text": text.replace("-", "−"), "tone": tone}
 
 
+def shown_growth(before: int, after: int) -> dict[str, str]:
+    r"""Return how much larger a number of wrong pixels is, in percent if it is not 0, and whether that is better.
+
+    Example:
+        >>> shown_growth(200, 150), shown_growth(0, 3)
+        ({'text': '−25.0\xa0%', 'tone': 'better'}, {'text': '+3', 'tone': 'worse'})
+    """
+    text = shown(after / before - 1, "+.1%") if before else f"{after - before:+d}"
+    return {"text": text.replace("-", "−"), "tone": "worse" if after > before else "better" if after < before else ""}
+
+
 def shown_changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, dict[str, str]]:
     """Return how figures of an image change, by their names."""
     changes = {}

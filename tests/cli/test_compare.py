@@ -22,7 +22,7 @@ from selenium.webdriver.common.keys import Keys
 
 from edgeloss.cli import pages
 from edgeloss.viz import distinct_colors
-from edgeloss.viz.palette import BETTER, VOID, WRONG
+from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, VOID, WRONG
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     ]
     assert "Chosen by a rule among all 3 images" in parts_of(page, "heading")[0]["about"]
     tables, terms = parts_of(page, "tables")  # without a config.yaml no settings
-    iou, f1 = tables["tables"]
+    iou, f1, stray = tables["tables"]
     (configuration,) = parts_of(page, "folded")
     assert configuration["text"].startswith(
         f"preds: {folders / 'preds'}\nbetter: {folders / 'better'}\nloss: EdgeAwareLoss("
     )
-    assert [table["head"] for table in (iou, f1, *terms["tables"])] == [
-        [first, "preds", "better", "change"] for first in ("class", "class", "")
+    assert [table["head"] for table in (*tables["tables"], *terms["tables"])] == [
+        [first, "preds", "better", "change"] for first in ("class", "class", "class", "")
     ]
     (of_terms,) = terms["tables"]
     assert terms["folded"]
@@ -75,7 +75,11 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
             difference = float(second.rstrip("%")) - float(first.rstrip("%"))
             assert float(change["text"].replace("−", "-")) == pytest.approx(difference, abs=0.11)
             assert change["tone"] == ("better" if difference > 0.1 else "worse" if difference < -0.1 else "")
+    before, after, change = stray["foot"][1:]
+    assert (before, change) == (after, {"text": "+0.0\xa0%", "tone": ""})  # wrong pixels of both are as many
     (tiles,) = parts_of(page, "tiles")
+    shown = {name: (value, tiles["changes"][name]) for name, value, _ in tiles["values"]}
+    assert shown["stray pixels"] == (after, change)
     assert [value for name, value, _ in tiles["values"] if name == "images that gain"] == ["1 of 3"]
     assert tiles["changes"]["images that gain"]["text"] == "1 lose"
     figures = json.loads(ran.out)["images"]
@@ -100,8 +104,11 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     (item,) = (one for one in gallery_items(output) if one["name"] == "c")
     captions = ["image", "ground truth", "preds", "better", "change of the edge loss", "difference"]
     captions += ["wrong: preds", "wrong: better"]
+    captions += [f"A, {run}: {wrong} of 186 edge pixels wrong" for run, wrong in (("preds", 186), ("better", 0))]
     assert [one["caption"] for one in item["figures"]] == captions
-    image, truth, first, second, change, difference, *wrong = item["figures"]
+    image, truth, first, second, change, difference, *wrong, _, enlarged = item["figures"]
+    assert image["frames"] == difference["frames"]
+    assert [frame["name"] for frame in image["frames"]] == ["A"]  # nothing is lost anywhere
     assert (image["source"], image["base"], image["size"]) == ("", "photo", [W, H])
     assert item["photo"].startswith("data:image/jpeg;base64,")
     mask, gray = mask_array(), np.rint(255 * np.array(VOID))
@@ -117,6 +124,10 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     shown = decoded(change)[mask != 255]
     assert (shown[shown[:, 3] > 0, 2] > shown[shown[:, 3] > 0, 0]).all()  # less edge loss is blue
     assert shown[:, 3].any()
+    lines = decoded(enlarged)
+    assert enlarged["photo"].startswith("data:image/jpeg;base64,")
+    for border in (TRUE_BORDER, FOUND_BORDER):  # those of the prediction lie within those of the labels
+        assert (lines == (*np.rint(255 * np.array(border)), 255)).all(-1).any()
     for one in (before, after, decoded(change), decoded(difference)):
         assert (one[mask == 255] == (*gray, 255)).all()
 
@@ -125,7 +136,7 @@ def test_many_images_have_smaller_pictures(run: Run, folders: Path, two: list[ob
     monkeypatch.setattr(pages, "side_for", lambda count: W // 2)
     assert run(*two, "-o", folders / "compare.html").code == 0
     for item in gallery_items(folders / "compare.html"):
-        shapes = {decoded(one).shape[:2] for one in item["figures"] if one["source"]}
+        shapes = {decoded(one).shape[:2] for one in item["figures"][:8] if one["source"]}
         assert shapes == {(H // 2, W // 2)}
         assert (item["photo"], item["figures"][0]["caption"]) == ("", "no image given")
 
@@ -210,7 +221,7 @@ def test_pictures_are_side_by_side_and_lead_through_the_images(
         assert first == second
         assert width <= 700 or image == truth == first  # narrow screens show two next to each other
     script = "return findAll('.figures').map((row) => findAll('figure', row).filter((one) => one.offsetParent).length)"
-    assert set(page.execute_script(script)) == {4 if width <= 700 else 8}
+    assert set(page.execute_script(script)) == ({4, 6} if width <= 700 else {8, 10})
     page.execute_script("findAll('.unfold').forEach((one) => one.click())")
     assert page.execute_script("return findAll('.figures figure').every((one) => one.offsetParent)")
     fits = "return findAll('.tables .scroll').every((one) => one.scrollWidth <= one.clientWidth)"

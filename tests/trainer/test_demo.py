@@ -17,6 +17,7 @@ from processes import wait_for_end
 from small_data import metrics_of
 
 import demo
+from edgeloss.viz.pictures import window_of_most
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
@@ -76,8 +77,8 @@ def test_an_epoch_has_a_line_when_both_networks_have_ended_it(
 def test_windows_are_where_most_is_gained_and_lost() -> None:
     fewer = np.zeros((96, 96), int)
     fewer[10:20, 60:70], fewer[70:80, 5:10] = 1, -1
-    gained, lost = demo.window_of_most(fewer), demo.window_of_most(-fewer)
-    assert fewer[gained].shape == fewer[lost].shape == (demo.ZOOM, demo.ZOOM)
+    gained, lost = window_of_most(fewer, 32), window_of_most(-fewer, 32)
+    assert fewer[gained].shape == fewer[lost].shape == (32, 32)
     assert (fewer[gained].sum(), fewer[lost].sum()) == (100, -50)
 
 

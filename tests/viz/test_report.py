@@ -129,6 +129,14 @@ def test_tiles_and_tables_are_those_of_each_image() -> None:
         assert image["tables"]["tables"][0]["rows"][0][1:4:2] == [str(scores.pixels[0]), shown(scores.iou[0], ".1%")]
 
 
+def test_stray_pixels_are_far_from_their_class() -> None:
+    target, prediction = np.zeros((2, 1, 12, 12), np.int64)
+    target[0, :, 0] = 1  # the class is in the first column, and another one nowhere
+    prediction[0, 5, 3:6], prediction[0, 0, 11], target[0, 0, 11] = 1, 2, -1
+    prediction[0, 9, 9] = 2
+    assert compute_scores(target, prediction, classes=3).stray.tolist() == [0, 2, 1]
+
+
 def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:
     target = np.array([[[0, 0, 1, -1]]])
     scores = compute_scores(target, np.array([[[0, -1, 0, 0]]]), classes=3)

@@ -94,12 +94,19 @@ parts.tables = ({ title, about, tables, folded }) => {
 
 // ------------------------------------------------------------------------------------------------------------ pictures
 
-// A picture, over the photograph of its row where it is transparent. Its space is reserved before it is decoded.
-const pictureOf = ({ source, base, size: [width, height], caption }, photo) => {
-  const made = element("span", { className: `picture${Math.max(width, height) < 256 ? " pixels" : ""}` });
+// A picture, over its photograph or that of its row where it is transparent, with frames around parts of it. Its space is
+// reserved before it is decoded.
+const pictureOf = ({ source, base, size: [width, height], caption, photo: own, frames = [] }, photo) => {
+  const made = element("span", { className: `picture${Math.max(width, height) < 256 ? " pixels" : ""}${own ? " enlarged" : ""}` });
   made.style.aspectRatio = `${width} / ${height}`;
-  const layers = [...(base && photo ? [[photo, base]] : []), ...(source ? [[source, ""]] : [])];
+  const below = own ?? photo;
+  const layers = [...(base && below ? [[below, base]] : []), ...(source ? [[source, ""]] : [])];
   layers.forEach(([src, className], at) => made.append(element("img", { src, className, alt: at ? "" : caption, width, height })));
+  for (const { name, place } of made.childElementCount ? frames : []) {
+    const frame = text("span", name, "frame");
+    ["left", "top", "width", "height"].forEach((side, at) => (frame.style[side] = `${place[at]}%`));
+    made.append(frame);
+  }
   return made;
 };
 
@@ -121,8 +128,8 @@ const picturesOf = (image, first, places = [...image.figures.keys()], className 
     const picture = pictureOf(image.figures[at], image.photo);
     const shown = picture.childElementCount ? element("button", { type: "button", className: "enlarge" }, picture) : picture;
     shown.addEventListener("click", () => enlarge(made, at));
-    // The key of the classes is above all pictures.
-    const colors = key && key !== "classes" ? [keyOf(keys[key])] : [];
+    // The other keys are above all pictures.
+    const colors = key === "difference" ? [keyOf(keys[key])] : [];
     const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []), ...colors);
     const figure = element("figure", { className: first.includes(at) ? "first" : "" }, shown, about);
     figure.style.setProperty("--place", first.indexOf(at) - first.length);

@@ -15,7 +15,7 @@ from typing import Any
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, say, to_json
 from edgeloss.cli.outputs import say_wrote, why_not, write
-from edgeloss.cli.runs import compared_settings, network_name, run_page
+from edgeloss.cli.runs import compared_settings, network_name, run_pages
 from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
@@ -40,12 +40,12 @@ def view(options: Namespace) -> int:
     index = options.output / "index.html" if is_folder else None
     if index is not None:
         _check_index(index, [*pages.values()], options)
-    training = {f"Training of {printable(network_name(options.pred))}": options.pred}
+    runs = {network_name(options.pred): options.pred}
     items: dict[str, Item] = {}
     figures: list[dict[str, Any]] = []
     for files, said in work:
         page = pages[files.name]
-        links = _links([*pages.values()], page, index) | _training_links(training, page)
+        links = _links([*pages.values()], page, index) | _training_links(runs, page)
         with work.skipping(files):
             case, examined = _write_page(files, page, reader, options, said, links)
             items[files.name], shown = _describe(page, case, examined, reader, index)
@@ -64,7 +64,7 @@ def view(options: Namespace) -> int:
             class_names=reader.names,
             colors=class_colors(reader.palette(classes), classes),
             configuration=about,
-            links=_training_links(training, index),
+            links=_training_links(runs, index),
         )
         write(index, text.encode(), options.command)
     if items:
@@ -151,9 +151,18 @@ def _links(pages: Sequence[Path], page: Path, index: Path | None) -> dict[str, s
 
 
 def _training_links(predictions: Mapping[str, Path], page: Path) -> dict[str, str]:
-    """Return the links of a page to those about the trainings of networks, by the text of each; none without such."""
-    found = {text: run_page(path) for text, path in predictions.items()}
-    return {text: _relative(path, page.resolve()) for text, path in found.items() if path is not None}
+    """Return the links of a page to those about the trainings of networks, and to what these link to, by their texts.
+
+    Args:
+        predictions: by the names of their networks.
+        page: to which a link that leads to itself is left out.
+    """
+    here, links = page.resolve(), {}
+    for name, path in predictions.items():
+        for text, linked in run_pages(path, name).items():
+            if linked.resolve() != here:
+                links[printable(text)] = _relative(linked, here)
+    return links
 
 
 def _relative(path: Path, page: Path) -> str:
@@ -196,7 +205,7 @@ def compare(options: Namespace) -> int:
         colors=class_colors(reader.palette(classes), classes),
         settings=compared_settings(options.first, options.second),
         configuration=_configuration(paths, reader),
-        links=_training_links({f"Training of {name}": path for name, path in paths.items()}, output),
+        links=_training_links(paths, output),
     )
     write(output, page.encode(), options.command)
     say_wrote(output)

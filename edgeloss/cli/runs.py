@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 _CONFIG, _FIGURES, _PAGE = "config.yaml", "metrics.json", "report.html"
+_LINKS = "page.links."  # settings of the files that the page of a run links to
 _UP = 2  # folders above the predictions in which a run is looked for
 _MOST = 2**20  # bytes of a configuration
 _ALWAYS = ("seed_everything", "epochs")  # settings that are shown where they are equal, too
@@ -26,7 +27,8 @@ def compared_settings(first: Path, second: Path) -> dict[str, tuple[str, str]]:
     before, after = (_settings(path) for path in (first, second))
     if not before or not after:
         return {}
-    names = [name for name in dict.fromkeys((*_ALWAYS, *before, *after)) if name.rpartition(".")[2] not in _PLACES]
+    settings = (name for name in dict.fromkeys((*_ALWAYS, *before, *after)) if not name.startswith(_LINKS))
+    names = [name for name in settings if name.rpartition(".")[2] not in _PLACES]
     pairs = {name: (before.get(name, "–"), after.get(name, "–")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] or name in _ALWAYS}
 
@@ -57,10 +59,19 @@ def network_name(predictions: Path) -> str:
     return next(iter(_run_folders(folder)), folder.resolve()).name
 
 
-def run_page(predictions: Path) -> Path | None:
-    """Return the page about the training of the network of predictions, None if there is none."""
+def run_pages(predictions: Path, name: str) -> dict[str, Path]:
+    """Return the page about the training of the network of predictions, and those that it links to, by their texts.
+
+    Args:
+        predictions: of a run: its folder, a file or folder in it.
+        name: of the network.
+    """
     folder = predictions.parent if predictions.is_file() else predictions
-    return next((page for run in _run_folders(folder) if (page := run / _PAGE).is_file()), None)
+    for run in _run_folders(folder):
+        links = {key: run / value for key, value in _settings(folder).items() if key.startswith(_LINKS)}
+        pages = {f"Training of {name}": run / _PAGE} | {key.removeprefix(_LINKS): path for key, path in links.items()}
+        return {text: path for text, path in pages.items() if path.is_file()}
+    return {}
 
 
 def flat_settings(text: str) -> dict[str, str]:

@@ -317,9 +317,9 @@ def _examples(items: Sequence[Item], runs: Sequence[str], key: list[list[str]]) 
     }
     about = (
         f"Chosen by a rule among all {len(items)} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
-        f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain. Two squares are"
-        f" enlarged: of all that large, A is where {runs[1]} has the fewest wrong edge pixels compared with {runs[0]},"
-        " and B where it has the most. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
+        f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain. A and B are enlarged: of"
+        f" all squares of that size, {runs[1]} has the fewest wrong edge pixels compared with {runs[0]} in A, and the"
+        " most in B. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
     )
     parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
     parts.append({"kind": "key", "entries": key})

@@ -150,17 +150,27 @@ def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path,
             f"seed_everything: 3\ntrainer:\n  default_root_dir: /{name}\nmodel:\n  loss:\n    class_path: os.abort\n"
         )
         config += f"    init_args:\n      edge_weight: {weight}\n      radius:\n      - 1\n      - 2\n"
+        config += "page:\n  links:\n    Comparison: ../compare.html\n    Missing: nothing.html\n"
+        (folders / name / "report.html").touch()
         (folders / name / "config.yaml").write_text(config)
         (folders / name / "metrics.json").write_text(json.dumps({"epochs": [{"epoch": 1}, {"epoch": 2}]}))
-    words = ["compare", folders / "one" / "labels", folders / "other" / "labels", "--mask", folders / "masks"]
+    compared = ["compare", folders / "one" / "labels", folders / "other" / "labels", "--mask", folders / "masks"]
     output = folders / "compare.html"
-    assert run(*words, "-o", output).code == 0
+    assert run(*compared, "-o", output).code == 0
     (table,) = parts_of(output.read_text("utf-8"), "tables")[0]["tables"]
     assert table["head"] == ["setting", "one", "other"]
     rows = [["seed_everything", "3", "3"], ["epochs", "2", "2"], ["model.loss.edge_weight", "0.0", "1.0"]]
     assert table["rows"] == rows
+    links = [["Training of one", "./one/report.html"], ["Training of other", "./other/report.html"]]
+    assert page_data(output.read_text("utf-8"))["links"] == links  # not to itself
+    index = folders / "other" / "pages" / "index.html"
+    assert (
+        run("view", "--pred", words[2], "--mask", folders / "masks", "-o", index.parent, "--format", "html").code == 0
+    )
+    links = [["Training of other", "./../report.html"], ["Comparison", "./../../compare.html"]]
+    assert page_data(index.read_text("utf-8"))["links"] == links
     (folders / "one" / "metrics.json").write_text("[]")  # no run
-    assert run(*words, "-o", output).code == 0
+    assert run(*compared, "-o", output).code == 0
     assert parts_of(output.read_text("utf-8"), "tables")[0]["title"] == "Scores of each class"
 
 

@@ -99,6 +99,11 @@ def test_the_gallery_sorts_and_filters(
         page.execute_script(script, name, value)
 
     assert shown() == ["b", "c", "a"]  # a loss of nan, then the highest
+    script = "return findAll('.gallery > li').map((one) => one.style.getPropertyValue('--part'))"
+    assert page.execute_script(script) == ["", "1", "0"]  # dots: from the lowest to the highest finite one
+    assert page.execute_script("return find('.toolbar + .hint').textContent").startswith(
+        "Dots: edge loss, on a line from "
+    )
     choose("#sort", "boundary_f1_1px")
     assert shown() == [name for _, name in sorted(scores)]
     page.execute_script("find('#order').click()")

@@ -37,6 +37,7 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
   const order = element("button", { id: "order", title: "Reverse the order" });
   let reversed = false;
   const count = element("span", { id: "count", role: "status" });
+  const axis = text("p", "", "hint");
 
   // The worst come first; what is not finite is worst of the losses, and no score.
   const comparison = (key) => {
@@ -45,19 +46,26 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
     const sign = scores.includes(key) ? 1 : -1;
     return (a, b) => (value(a) === value(b) ? a - b : sign * (value(a) - value(b)));
   };
-  // Of one network, a bar behind each figure that the page sorts by: its part of the largest one, or of a score.
-  const showBars = () => {
-    const values = items.map(({ values }) => values[by.value] ?? Infinity);
-    const most = scores.includes(by.value) ? 1 : Math.max(...values.filter(Number.isFinite)) || 1;
-    const partOf = (value) => limited(value / most, 0, 1);
-    if (!isOfTwo) cards.forEach((card, at) => card.style.setProperty("--part", partOf(values[at])));
+  // A dot below each figure that the page sorts by: its place between the lowest and the highest of all images.
+  const placeDots = () => {
+    const values = items.map((image) => image.values[by.value] ?? null);
+    const [low, high] = [Math.min, Math.max].map((end) => end(...values.filter((value) => value !== null)));
+    const partOf = (value) => (value - low) / (high - low || 1);
+    cards.forEach((card, at) => card.style.setProperty("--part", values[at] === null ? "" : partOf(values[at])));
+    gallery.style.setProperty("--zero", isOfTwo && low < 0 && high > 0 ? partOf(0) : -1);
+    const shownOf = (value) => {
+      const [, text, change] = items[values.indexOf(value)].lines.find(([title]) => title === titles[by.value]);
+      return change?.text ?? text;
+    };
+    const ofAll = `Dots: ${by.selectedOptions[0].textContent}, on a line from ${shownOf(low)} to ${shownOf(high)} for all images`;
+    axis.textContent = low < high ? `${ofAll}${isOfTwo ? "; the mark on it is no change." : "."}` : "";
   };
   const arrange = () => {
     const places = [...items.keys()].sort(comparison(by.value));
     if (reversed) places.reverse();
     const isRising = reversed !== (by.value === "name" || scores.includes(by.value));
     order.textContent = by.value === "name" ? (isRising ? "A to Z" : "Z to A") : isRising ? "Lowest first" : "Highest first";
-    showBars();
+    placeDots();
     gallery.append(...places.map((at) => cards[at]));
     items.forEach(({ name, iou }, at) => {
       const hasClass = !class_.value || iou.some((one) => (one[class_.value] ?? null) !== null);
@@ -85,5 +93,5 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
   });
   arrange();
   const label = (name, input) => element("label", {}, `${name} `, input);
-  return [element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
+  return [element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), axis, gallery];
 };

@@ -164,9 +164,8 @@ def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path,
     links = [["Training of one", "./one/report.html"], ["Training of other", "./other/report.html"]]
     assert page_data(output.read_text("utf-8"))["links"] == links  # not to itself
     index = folders / "other" / "pages" / "index.html"
-    assert (
-        run("view", "--pred", words[2], "--mask", folders / "masks", "-o", index.parent, "--format", "html").code == 0
-    )
+    words = ["view", "--pred", folders / "other" / "labels", "--mask", folders / "masks", "--format", "html"]
+    assert run(*words, "-o", index.parent).code == 0
     links = [["Training of other", "./../report.html"], ["Comparison", "./../../compare.html"]]
     assert page_data(index.read_text("utf-8"))["links"] == links
     (folders / "one" / "metrics.json").write_text("[]")  # no run

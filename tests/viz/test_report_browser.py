@@ -33,7 +33,7 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
     )
     assert page.run("return performance.getEntriesByType('resource').filter((one) => /^https?:/.test(one.name))") == []
     assert page.run("return document.querySelectorAll('#histograms figure').length") == 7
-    assert page.run("return findAll('.sortable tbody th').map((one) => one.textContent)") == MARKUP
+    assert page.run("return findAll('tbody th', find('.sortable')).map((one) => one.textContent)") == MARKUP
     assert page.run("return findAll('#legend button').map((one) => one.childNodes[1].textContent)") == MARKUP
 
 
@@ -111,6 +111,15 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
         dots = page.dots(side).reshape(-1, 3)
         assert (dots == np.rint(255 * np.array(LOUD))).all(1).any()  # a mark on the pixel that is not finite
         assert len(np.unique(dots, axis=0)) > 20
+
+
+def test_where_a_map_has_nothing_the_image_is_seen_darkened(opened: Opened) -> None:
+    logits, target = patches()
+    page = opened(logits, target, image=torch.ones(1, 3, *target.shape[1:]))
+    edges = compute_arrays(logits, target).maps["edge_mask"][0]
+    assert ((page.layer("edge")[..., 3] > 0) == edges | (target[0] < 0).numpy()).all()
+    assert "no edge: the image, darkened" in page.run("return findAll('.others')[1].textContent")
+    assert abs(page.dots(1).astype(int) - round(0.32 * 255)).max(-1).min() <= 1  # white below a veil of 68 %
 
 
 def test_thin_edges_survive_a_lower_resolution(opened: Opened) -> None:
@@ -324,7 +333,7 @@ def test_a_worst_place_is_a_jump_away(opened: Opened) -> None:
 def test_the_table_sorts(opened: Opened) -> None:
     logits, target = patches(classes=12)
     page = opened(logits, target)
-    column = "return findAll('.sortable tbody tr').map((row) => Number(row.cells[1].textContent))"
+    column = "return findAll('tbody tr', find('.sortable')).map((row) => Number(row.cells[1].textContent))"
     for order in (True, False):
         page.run("findAll('.sortable thead button')[1].click()")
         assert page.run(column) == sorted(page.run(column), reverse=order)

@@ -610,15 +610,15 @@ def calibration_sentences() -> list[str]:
 
 
 @cache
-def offsets() -> dict[str, list[Row]]:
-    """Return the scores of finished networks at several offsets, by data set."""
-    return rows_of(RESULTS / "offsets.jsonl", read_plan(ROOT / "configs/quality-sets.yaml"))
+def offsets(plan: str) -> dict[str, list[Row]]:
+    """Return the scores of a plan's finished networks at several offsets, by setting."""
+    return rows_of(RESULTS / "offsets.jsonl", read_plan(ROOT / f"configs/quality-{plan}.yaml"))
 
 
 def offsets_table() -> list[str]:
     """Return the scores of each loss at its best offset."""
     rows = []
-    for data, results in offsets().items():
+    for data, results in (offsets("sets") | offsets("long")).items():
         best = best_offsets(results)
         summaries = summarize(at_offsets(results, best))
         rows += [(data, row | {"loss": f"{row['loss']}, t = {best[row['loss']]:g}"}) for row in summaries]
@@ -629,8 +629,8 @@ def offsets_sentences() -> list[str]:
     """Return how far the default is ahead with the best offsets and without."""
 
     def ahead(data: str, baseline: str, *, shifted: bool = True) -> Summary:
-        best = best_offsets(offsets()[data])
-        rows = at_offsets(offsets()[data], best if shifted else dict.fromkeys(best, 0.0))
+        best = best_offsets(offsets("sets")[data])
+        rows = at_offsets(offsets("sets")[data], best if shifted else dict.fromkeys(best, 0.0))
         return next(row for row in summarize(rows, baseline) if row["loss"] == OURS)
 
     def of_camvid(baseline: str, *, shifted: bool = True) -> list[str]:
@@ -760,7 +760,8 @@ FIGURES = {
     ),
     "offsets": Figures(
         "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
-        f' --losses cross-entropy "edge-weighted CE" "{OURS}"',
+        f' --losses cross-entropy "edge-weighted CE" "{OURS}"'
+        " && python benchmarks/quality.py offsets configs/quality-long.yaml --data-root DIR",
         {PEERS: offsets_table},
         {PEERS: offsets_sentences},
         results="offsets.jsonl",

@@ -42,6 +42,7 @@ def test_sentence_counts_what_all_losses_were_trained_on(monkeypatch: pytest.Mon
         "of 2 trainings each, 2 with cross-entropy, 0 with CE + Dice, 1 with the default, 0 with `region_weight=0`"
     )
     assert doc_figures.lesions_sentences() == [sentence]
+    assert doc_figures.lesions_sentences(1.0)[1] == "below 1 it is 2, 2, 2, 2"
     assert doc_figures.LESIONS.keys() <= LOSSES.keys()
 
 

@@ -84,7 +84,7 @@ def take(driver: Any, demo: Path, shot: Shot, width: int, dots: int) -> bytes:  
 
 def run_command(*words: object) -> int:
     """Run the command edgeloss, and return its exit code."""
-    return subprocess.run([sys.executable, "-m", "edgeloss.cli", *map(str, words)], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "edgeloss", *map(str, words)], check=False).returncode
 
 
 def draw_figures(demo: Path, folder: Path) -> dict[str, bytes]:

@@ -52,7 +52,7 @@ def write_report(folder: Path, height: int, width: int, classes: int, threads: i
     files = {"--pred": "logits.npy", "--mask": "labels.png", "--image": "image.jpg", "-o": "report.html"}
     words = [word for option, name in files.items() for word in (option, str(folder / name))]
     start = time.perf_counter()
-    command = [sys.executable, "-m", "edgeloss.cli", "view", *words, "--classes", str(classes)]
+    command = [sys.executable, "-m", "edgeloss", "view", *words, "--classes", str(classes)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=environment)
     seconds, usage = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -67,7 +67,7 @@ def test_nothing_is_replaced_that_the_command_did_not_write(
     assert contents(folders) == before
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf", "svg", "html"])
+@pytest.mark.parametrize("suffix", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("pdf", "svg")), "png", "html"])
 def test_a_command_replaces_its_own_outputs(run: Run, folder: Path, suffix: str) -> None:
     output = folder / f"page.{suffix}"
     for _ in range(2):

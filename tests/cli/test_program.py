@@ -69,6 +69,7 @@ def test_runs_as_a_program(folder: Path) -> None:
     assert re.fullmatch(r"edgeloss: error: .*mask\.png: can't be read as an image \(.*\)\n", ran.stderr)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     command = [sys.executable, "-m", "edgeloss", "info"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:

@@ -35,8 +35,17 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize(("function", "options"), OPTIONS, ids=lambda value: getattr(value, "__name__", str(value)))
+# A third of their pairs at every change, in which each size and each of the options is.
+PAIRS = [
+    pytest.param(*call, size, marks=[] if (s + o) % 3 == 0 else pytest.mark.slow)
+    for s, size in enumerate(SIZES)
+    for o, call in enumerate(OPTIONS)
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "size"), PAIRS, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_equals_slow_version(function: Any, options: Any, size: tuple[int, ...]) -> None:
     assert_equals_slow_version(function, *blobs(3, *size), size[-1], options)
 

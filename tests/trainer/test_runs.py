@@ -80,6 +80,7 @@ def error_of(capsys: pytest.CaptureFixture[str], folder: Path, config: Path, *op
 # ------------------------------------------------------------------------------------------------------------- folders
 
 
+@pytest.mark.slow
 def test_a_folder_belongs_to_one_run(
     run: Path, copied: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

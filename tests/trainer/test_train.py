@@ -158,7 +158,7 @@ TWO = ("--trainer.devices=2", "--trainer.strategy=ddp_fork")
 @pytest.mark.parametrize(
     "options",
     [
-        ["--trainer.accumulate_grad_batches=4"],
+        pytest.param(["--trainer.accumulate_grad_batches=4"], marks=pytest.mark.slow),
         pytest.param([*TWO], marks=pytest.mark.slow),
         [*TWO, "--trainer.accumulate_grad_batches=2"],
     ],
@@ -187,6 +187,7 @@ class Killed(BaseException):
     """The end of a process, as far as a test is concerned."""
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_with_the_same_bits(
     config: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

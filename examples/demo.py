@@ -50,7 +50,7 @@ SCORES = {
     "val/miou": "mean IoU",
     "val/iou/wire": "IoU of wires",
     "val/boundary_iou": "boundary IoU",
-    "val/boundary_f1_1": "boundary F1, 1 px",
+    "val/boundary_f1_1": "boundary F1 (1 px)",
     "val/edge_accuracy": "accuracy at edges",
 }
 SPECKLES = "stray wire pixels"

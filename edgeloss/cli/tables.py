@@ -79,9 +79,10 @@ def score_title(key: str) -> str:
 
     Example:
         >>> score_title("boundary_f1_3px"), score_title("hausdorff_distance_95")
-        ('boundary F1, 3 px', 'Hausdorff distance, 95th percentile')
+        ('boundary F1 (3 px)', 'Hausdorff distance (95th percentile)')
     """
-    return ", ".join(filter(None, _name_and_size(key)))
+    name, size = _name_and_size(key)
+    return f"{name} ({size})" if size else name
 
 
 def _name_and_size(key: str) -> tuple[str, str]:

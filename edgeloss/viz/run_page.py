@@ -454,7 +454,7 @@ def _words(name: str) -> str:
     """Return the name of a figure in words."""
     if name in FIGURES:
         return FIGURES[name].name
-    words = re.sub(r" (\d+)$", r", \1 px", name.replace("_", " ").replace("miou", "mean iou"))
+    words = re.sub(r" (\d+)$", r" (\1 px)", name.replace("_", " ").replace("miou", "mean iou"))
     for before, after in {"cross entropy": "cross-entropy", "iou": "IoU", "f1": "F1"}.items():
         words = words.replace(before, after)
     return words

@@ -45,7 +45,7 @@ F1_ABOUT = "harmonic mean of precision and recall of borders, within {} px of ea
 _LOSS, _NATS = ".3f", ".3f nats"
 # By key, what counts first: the first HEADLINES of them are shown large.
 FIGURES = {
-    "boundary_f1_1px": Figure(f"boundary F1, {BORDER_RADIUS} px", ".1%", True, F1_ABOUT.format(BORDER_RADIUS)),
+    "boundary_f1_1px": Figure(f"boundary F1 ({BORDER_RADIUS} px)", ".1%", True, F1_ABOUT.format(BORDER_RADIUS)),
     "mean_iou": Figure("mean IoU", ".1%", True, "overlap of predicted and true areas, mean of the classes"),
     "pixel_accuracy": Figure("pixel accuracy", ".1%", True, "share of the labeled pixels that are right"),
     "edge": Figure("edge loss", _NATS, False, "how wrong the pixels along edges and their neighbors are"),

@@ -47,9 +47,9 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert about["subtitle"] == "3 images"
     gains, median, losses = parts_of(page, "figures")
     assert (gains["title"], losses["title"]) == tuple(
-        f"Where better {x} most boundary F1, 1 px" for x in ("gains", "loses")
+        f"Where better {x} most boundary F1 (1 px)" for x in ("gains", "loses")
     )
-    assert median["title"] == "The median image by gain in boundary F1, 1 px"
+    assert median["title"] == "The median image by gain in boundary F1 (1 px)"
     items = gallery_items(output)
     assert [[items[row["item"]]["name"] for row in part["rows"]] for part in (gains, median, losses)] == [
         ["c"],

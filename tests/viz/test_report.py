@@ -16,7 +16,7 @@ from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.packing import Code
 from edgeloss.viz.scores import compute_scores, mistakes, shown, shown_figures, worst_places
 
-HEADLINES = ["boundary F1, 1 px", "mean IoU", "pixel accuracy", "edge loss"]
+HEADLINES = ["boundary F1 (1 px)", "mean IoU", "pixel accuracy", "edge loss"]
 
 
 def test_the_page_holds_the_maps() -> None:

@@ -72,7 +72,7 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert drawn[TERMS[0], "region term"] == [400.0, 350.0, 325.0]
     assert drawn[TERMS[1], "focused edges"] == [1.5, 1.25, 1.125]
     assert drawn["Learning rate", "learning rate"] == [0.01, 0.005, 0.0025]
-    assert "boundary F1, 1 px" not in [name for _, name in drawn]  # nothing was measured
+    assert "boundary F1 (1 px)" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
     notes = {name: text for part in parts_of(path.read_text("utf-8"), "curves") for name, text in part["notes"]}
     assert notes["focused edges, Share of each term in the gradient"] == "33.3\xa0% in all epochs, so it is not drawn"
@@ -99,8 +99,8 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
     page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
     (tiles,) = parts_of(page, "tiles")
-    assert tiles["title"] == "Validation after epoch 1, the best, by boundary F1, 1 px"
-    scores = "boundary F1, 1 px", "mean IoU", "boundary IoU"
+    assert tiles["title"] == "Validation after epoch 1, the best, by boundary F1 (1 px)"
+    scores = "boundary F1 (1 px)", "mean IoU", "boundary IoU"
     assert [(name, value) for name, value, _ in tiles["values"]] == [
         *zip(scores, ("62.0\xa0%", "35.0\xa0%", "17.5\xa0%"), strict=True)
     ]
@@ -108,13 +108,13 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert [tiles["changes"][name]["text"] for name in scores] == [*after]
     assert [tiles["changes"][name]["tone"] for name in scores] == ["worse", "better", "better"]
     assert page_data(page)["lead"] == (
-        "The best boundary F1, 1 px is 62.0\xa0% after epoch 1, and 60.0\xa0% after the last, 3. In the last epoch it"
-        " no longer improves. The weakest class is road, with boundary F1, 1 px of 35.0\xa0%."
+        "The best boundary F1 (1 px) is 62.0\xa0% after epoch 1, and 60.0\xa0% after the last, 3. In the last epoch it"
+        " no longer improves. The weakest class is road, with boundary F1 (1 px) of 35.0\xa0%."
     )
     ranges = [curve["range"] for curve in parts_of(page, "curves")[0]["curves"]]
     assert ranges == len(ranges) * [[0.175, 0.62]]  # curves of scores can be compared
     scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
-    assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1, 1 px")}
+    assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1 (1 px)")}
     assert not any(best for group in others for best in group)
     (tables,) = parts_of(page, "tables")
     assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
@@ -190,7 +190,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert texts(".curves li")[2] == "training, mean of the steps 0.500"
     assert texts(now)[:2] == ["", "epoch 2"]
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
-    assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 1 px"]
+    assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1 (1 px)"]
     rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
     assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
     assert rows[0, 1].tolist() == [CLASSES[1], "76.0\xa0%", "–", "75.0\xa0%"]

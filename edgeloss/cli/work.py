@@ -109,8 +109,9 @@ class Work:
         """Report how many cases were skipped, and return the exit code."""
         if not self.skipped:
             return 0
-        names = ", ".join(map(printable, self.skipped))
-        say(f"error: {len(self.skipped)} of {len(self.cases)} images were skipped: {names}")
+        is_all = len(self.skipped) == len(self.cases)
+        names = "" if is_all else ": " + ", ".join(map(printable, self.skipped))
+        say(f"error: {len(self.skipped)} of {len(self.cases)} images were skipped{names}")
         return 2
 
 

@@ -40,11 +40,8 @@ def diagnose(options: Namespace) -> int:
                 say_wrote(path)
             reports[files.name] = report
         if not options.as_json and files.name in reports:
-            report = reports[files.name]
-            text = (
-                str(report) if options.verbose else f"{report.summary()}\n\n{_numbers(report, case, reader.criterion)}"
-            )
-            print(f"{printable(files.name)}: {text}\n" if options.takes_folders else text)
+            text = _text(reports[files.name], case, reader.criterion, options)
+            print(f"{printable(files.name)}: {text}" if options.takes_folders else text)
     bad = [name for name, report in reports.items() if not report.ok]
     if options.as_json:
         images = {name: report.to_dict() for name, report in reports.items()}
@@ -59,6 +56,17 @@ def diagnose(options: Namespace) -> int:
         print("; ".join([f"{len(reports)} images", *listed]))
     reader.say_at_the_end()
     return work.finish() or (1 if bad else 0)
+
+
+def _text(report: debug.Report, case: Case, criterion: EdgeAwareLoss, options: Namespace) -> str:
+    """Return what is printed of an image; of one in a folder without a finding, a line."""
+    if options.verbose:
+        return f"{report}\n" if options.takes_folders else str(report)
+    if options.takes_folders and not report.findings and report.gradient is not None:
+        loss, largest = next(iter(report.to_dict()["loss"].values()))["min"], float(report.gradient.abs().amax())
+        return f"ok; loss {_shown(loss)}, gradient at most {_shown(largest)} at a logit"
+    text = f"{report.summary()}\n\n{_numbers(report, case, criterion)}"
+    return f"{text}\n" if options.takes_folders else text
 
 
 def _numbers(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> str:

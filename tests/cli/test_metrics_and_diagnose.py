@@ -256,9 +256,15 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     source = ["diagnose", "--pred", folders / "preds", "--mask", folders / "masks"]
     ran = run(*source)
     assert ran.code == 0
-    assert ran.out.count("diagnose(EdgeAwareLoss)") == 3
-    assert ran.out.endswith("3 images; not finite: none; warnings: none\n")
+    lines = ran.out.splitlines()  # one for each without a finding
+    assert [line.partition("; loss ")[0] for line in lines[:-1]] == ["a: ok", "b: ok", "c: ok"]
+    assert lines[-1] == "3 images; not finite: none; warnings: none"
+    assert run(*source, "--verbose").out.count("diagnose(EdgeAwareLoss)") == 3
     torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
+    ran = run(*source)
+    assert ran.code == 1
+    assert ran.out.count("diagnose(EdgeAwareLoss): NOT OK") == 1
+    assert "\nc: ok; loss " in ran.out
     ran = run(*source, "--json", "--figure", folders / "figures")
     assert ran.code == 1
     diagnoses = json.loads(ran.out)

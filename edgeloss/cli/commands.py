@@ -229,7 +229,9 @@ def _add_diagnose(parser: Parser) -> None:
         help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files.",
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="Also print the statistics of every tensor, in two precisions, for every image."
+        "--verbose",
+        action="store_true",
+        help="Also print the statistics of every tensor, in two precisions, of every image.",
     )
     parser.add_argument("--json", **_JSON)
     _add_reading(parser)

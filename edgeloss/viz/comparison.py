@@ -86,13 +86,13 @@ def draw_comparison(
     tables = _class_tables(runs, totals, figures, names, colors)
     parts = [
         _headlines(items, runs, totals, figures),
-        *_trained(runs, settings),
         {"kind": "tables", "title": "Scores of each class", "tables": tables},
         _term_table(runs, figures),
         *_examples(items, runs, [*classes, *borders]),
         {"kind": "heading", "title": f"All {len(items)} images"},
         {"kind": "key", "entries": [*classes, *wrong]},
         gallery(items, tuple(FIGURES), names, _ON_CARD, keys=keys),
+        *_trained(runs, settings),
         pages.folded(configuration),
     ]
     title, lead = f"{runs[0]} compared with {runs[1]}", _verdict(items, runs, figures, settings, tables)
@@ -221,8 +221,9 @@ def _headlines(
     many = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
     values.append(("images that gain", many, f"of which {FIGURES[_BY].name} is higher"))
     changes["images that gain"] = {"text": f"{sum(gain < 0 for gain in gains)} lose", "tone": ""}
-    for change in changes.values():
-        change["text"] += ", worse" * (change["tone"] == "worse")
+    in_points = {one.name for one in FIGURES.values() if one.form.endswith("%")}
+    for name, change in changes.items():
+        change["text"] += " points" * (name in in_points) + ", worse" * (change["tone"] == "worse")
     return pages.tiles(
         values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {ABOUT_ALL}"
     )

@@ -157,7 +157,7 @@ def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path,
     compared = ["compare", folders / "one" / "labels", folders / "other" / "labels", "--mask", folders / "masks"]
     output = folders / "compare.html"
     assert run(*compared, "-o", output).code == 0
-    (table,) = parts_of(output.read_text("utf-8"), "tables")[0]["tables"]
+    (table,) = parts_of(output.read_text("utf-8"), "tables")[-1]["tables"]
     assert table["head"] == ["setting", "one", "other"]
     rows = [["seed_everything", "3", "3"], ["epochs", "2", "2"], ["model.loss.edge_weight", "0.0", "1.0"]]
     assert table["rows"] == rows

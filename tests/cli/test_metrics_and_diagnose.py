@@ -98,7 +98,9 @@ def test_a_table_has_the_names_of_pages_and_percent(run: Run, folders: Path) -> 
     heads = [part.strip("- ") for part in re.split("  +", names.strip())]
     assert heads == ["boundary", "boundary F1", "trimap IoU", "surface Dice"]
     assert re.split("  +", sizes.strip()) == ["class", "IoU", "IoU", *["1 px", "3 px", "5 px"], "3 px", "1 px", "2 px"]
-    assert all(re.search(f"^{re.escape(score_title(key).partition(' (')[0])}  ", scores_are, re.MULTILINE) for key in scores)
+    assert all(
+        re.search(f"^{re.escape(score_title(key).partition(' (')[0])}  ", scores_are, re.MULTILINE) for key in scores
+    )
 
 
 def test_all_scores_and_those_of_images(run: Run, folders: Path) -> None:

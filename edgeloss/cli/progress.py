@@ -82,10 +82,10 @@ def _state(name: str, text: str, seconds: float, done: int, total: int) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Return a time in seconds, or from two minutes on in minutes.
+    """Return a time in seconds, or from a minute on in minutes.
 
     Example:
         >>> shown_time(41.3), shown_time(250)
         ('41 s', '4 min')
     """
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds < 59.5 else f"{seconds / 60:.0f} min"

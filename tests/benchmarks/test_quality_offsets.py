@@ -23,6 +23,7 @@ def row_of(loss: str, seed: int, *f1: float, **options: float) -> Row:
     return {**result, "offsets": [0.0, 0.5, 1.0], "scores": {name: list(f1) for name in POINTS}}
 
 
+@pytest.mark.slow
 def test_an_offset_is_a_bias_of_the_last_layer(trained: tuple[Place, list[Run]], tmp_path: Path) -> None:
     place, (_, run) = trained
     log_u = log_balance(run, place)

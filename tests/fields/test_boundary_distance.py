@@ -63,6 +63,7 @@ def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
 
 
 @pytest.mark.parametrize(("reach", "spacing"), [(1.0, 0.5), (30.5, None), (400, 0.5)])  # the last one has no tiles
+@pytest.mark.slow
 def test_tiles_of_a_large_image_are_exact_up_to_the_limit(reach: float, spacing: float | None) -> None:
     random = np.random.default_rng(0)
     y = np.kron(random.integers(0, 3, (5, 9)), np.ones((161, 173), dtype=np.int64))[None]

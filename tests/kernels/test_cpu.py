@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused
     ("counts", "size", "dtype"),
     pairwise([(19, 4), (1, 80), (2, 40)], [(192, 180), (191, 179)], [torch.float32, torch.bfloat16]),
 )
+@pytest.mark.slow
 def test_a_gradient_beyond_the_cache_is_that_of_its_images(
     counts: tuple[int, int], size: tuple[int, int], dtype: torch.dtype
 ) -> None:

@@ -210,6 +210,7 @@ def test_nothing_at_all(shape: tuple[int, ...], device: str) -> None:
 
 
 @each_kind
+@pytest.mark.slow
 def test_autograd(kind: str, kernels: str) -> None:
     x, index, weight = scene((5, 9), 19, kind, kernels)
     x, weight = x.to(memory_format=torch.channels_last).requires_grad_(), weight.requires_grad_()

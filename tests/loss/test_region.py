@@ -134,6 +134,7 @@ def test_no_labelling_that_is_sure_is_below_the_labels(gap: float) -> None:
 
 @by_backend
 @pytest.mark.parametrize(("size", "gap"), pairwise([(510, 511), (31, 2048), (22, 64, 90)], [0.0, 10.0, 20.0]))
+@pytest.mark.slow
 def test_large_images_in_float32(size: tuple[int, ...], gap: float) -> None:
     y = torch.zeros(1, *size, dtype=torch.int64).masked_fill(torch.rand(1, *size) < 0.03, 1)
     x = (gap * (2.0 * y - 1) + torch.randn(y.shape))[:, None]

@@ -248,6 +248,7 @@ ALL: list[Any] = [*CLASSES.values(), BoundaryScores]
 
 
 @pytest.mark.parametrize("metric_class", [*CLASSES.values(), pytest.param(BoundaryScores, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_set_dtype_changes_no_value(metric_class: Any) -> None:
     options: dict[str, Any] = {"ignore_index": VOID, "average": "none"}
     pred, target = torch.randint(4, (2, 1, 256, 256))

@@ -196,6 +196,7 @@ def random_masks(seed: int) -> tuple[Any, Any, tuple[float, ...]]:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("cases", [range(25), pytest.param(range(500), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.slow
 def test_agrees_with_other_libraries(cases: range, library: str) -> None:
     if importlib.util.find_spec(module := library.replace("-", "_")) is None:
         pytest.skip(f"{module} is not installed; only this comparison needs it")

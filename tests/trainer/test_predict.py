@@ -100,6 +100,7 @@ def test_labels_and_probabilities_are_the_networks(
     assert len(np.unique(labels)) > 1  # otherwise any network would pass
 
 
+@pytest.mark.slow
 def test_windows_reach_the_network(
     checkpoint: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.Monkey
         ("--seed_everything=1", "seed_everything is 1 instead of 0"),
     ],
 )
+@pytest.mark.slow
 def test_other_options_are_named_and_refused(
     option: str, difference: str, copied: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_figures_are_those_of_the_network(trained: Path) -> None:
     assert isinstance(network, UNet)
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, options, message in (
         (tmp_path, ["--data.root=nowhere"], "nowhere/train/images: No such file or directory"),

@@ -232,6 +232,7 @@ def test_thin_edges_survive_downscaling() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
+@pytest.mark.slow
 def test_text_in_a_file_of_vectors_is_text(suffix: str) -> None:
     file = io.BytesIO()
     panel(*scene(classes=2), class_names=["road", "tree"], title="épreuve").savefig(file, format=suffix)
@@ -409,6 +410,7 @@ EXTREMES = {
     ("name", "labels"),
     [*((name, "two") for name in EXTREMES), ("zeros", "one"), ("nan", "one"), ("nan", "void")],
 )
+@pytest.mark.slow
 def test_extremes_are_drawn_without_a_warning(name: str, labels: str) -> None:
     target = torch.zeros(8, 8, dtype=torch.int64)
     if labels == "two":

@@ -32,8 +32,8 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 interpreter.InterpretedFunction.__call__ = _call
 
-# For each value the interpreter makes its type and shape anew, with names, and a table of all numbers to look one up:
-# together half of the rest. Nothing changes them, so values of one type and shape may have the same ones.
+# The interpreter constructs a type and a shape for each value, and a dictionary of dtypes for each lookup, which is half
+# of the remaining time. They are never modified, so equal ones are constructed once and shared.
 _dtype_of, _make_block_type, _dtypes, _block_types = interpreter._get_np_dtype, core.block_type.__init__, {}, {}
 
 
@@ -65,7 +65,7 @@ def _tensor(self: Any, handle: Any, of: Any) -> None:
 interpreter._get_np_dtype = _get_np_dtype
 core.block_type.__init__ = _block_type
 core.tensor.__init__ = _tensor
-# Nor does it compute sums, differences and products of integers twice: no test is as large as they would have to be.
+# No checks of integer overflow, which compute every operation again in 64 bits: indices of tests are too small for it.
 interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 _convert = interpreter._convert_float
 

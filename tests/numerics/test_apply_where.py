@@ -197,8 +197,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(
-    ("fn", "how"),
-    [*itertools.product([inverse_gamma, reciprocal], ["one graph", "graph breaks", "inductor"])],
+    ("fn", "how"), [*itertools.product([inverse_gamma, reciprocal], ["one graph", "graph breaks", "inductor"])]
 )
 @pytest.mark.slow
 def test_compiled_for_any_mask(fn: Callable[[Tensor], Tensor], how: str) -> None:

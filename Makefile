@@ -35,7 +35,7 @@ $(READY): pyproject.toml setup.py tools/build_backend.py tools/toolchain.py $(sh
 		$(INSTALL) -r pyproject.toml --extra dev || { kill $$compiling; exit 1; }; wait $$compiling
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(MAKE) --no-print-directory opencv-libraries
 	@touch $@
-	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print("torch", torch.__version__, "with kernels:", *(n for n, state in edgeloss.backends().items() if state == "available"))')"
+	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print(f"torch {torch.__version__}, backends:", ", ".join(name for name, state in edgeloss.backends().items() if state == "available"))')"
 
 # OpenCV's wheel needs two system libraries that a bare Debian or Ubuntu lacks.
 .PHONY: opencv-libraries

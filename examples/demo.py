@@ -28,7 +28,6 @@ from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from scipy.ndimage import distance_transform_edt
 
 from edgeloss.cli.progress import shown_time
 from edgeloss.io import VOID_INDEX, read_classes
@@ -37,6 +36,7 @@ from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, p
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.pictures import window_of_most
 from edgeloss.viz.run_page import Row
+from edgeloss.viz.scores import STRAY_RADIUS, stray_labels
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -54,10 +54,10 @@ SCORES = {
     "val/edge_accuracy": "accuracy at edges",
 }
 SPECKLES = "stray wire pixels"
-ABOUT = """
+ABOUT = f"""
 Boundary IoU is the overlap of strips along the borders; boundary F1 compares the borders, with a tolerance of 1 px.
 Accuracy at edges counts the pixels with another label next to them.
-Stray wire pixels are called wire more than 3 px away from any.
+Stray wire pixels are called wire more than {STRAY_RADIUS} px away from any.
 """
 # What OUTPUT has, in the order to look at it.
 WRITTEN = {
@@ -281,12 +281,13 @@ def write_pages(output: Path) -> None:
 
 
 def count_speckles(labels: Path, masks: Path, wire: int) -> int:
-    """Return how many pixels are called wire more than 3 pixels away from any wire."""
+    """Return how many pixels are called wire far from any wire."""
     count = 0
     for path in sorted(labels.iterdir()):
-        labeled, truth = (np.asarray(Image.open(folder / path.name)) for folder in (labels, masks))
-        is_far = distance_transform_edt(truth != wire) > 3 if (truth == wire).any() else np.ones(truth.shape, bool)
-        count += int(((labeled == wire) & (truth != VOID_INDEX) & is_far).sum())
+        found, truth = (np.asarray(Image.open(folder / path.name), int)[None] for folder in (labels, masks))
+        is_void = truth == VOID_INDEX
+        stray = stray_labels(*(np.where(is_void, -1, values) for values in (truth, found)))
+        count += int(np.count_nonzero(stray == wire))
     return count
 
 

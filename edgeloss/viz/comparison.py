@@ -269,7 +269,7 @@ def _class_tables(
         add(title, scores, ("mean", *(one[name] for one in shown), changes[name]))
 
     def stray(counts: Sequence[int]) -> Sequence[Any]:
-        return (*map(str, counts), shown_growth(*counts))
+        return (*(f"{count:,}" for count in counts), shown_growth(*counts))
 
     total = stray([int(one.stray.sum()) for one in totals])
     add(_STRAY, lambda k: stray([int(one.stray[k]) for one in totals]), ("total", *total), notes={_STRAY: ABOUT_STRAY})

@@ -145,15 +145,18 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     found, truth = labels
     found[void] = -1
     counts = [sum_by_class(values, classes) for values in (truth, found, np.where(truth == found, truth, -1))]
-    counts.append(sum_by_class(_stray(truth, found), classes))
+    counts.append(sum_by_class(stray_labels(truth, found), classes))
     failed = (found < 0) & ~void
     found[failed] = (truth[failed] + 1) % classes
     borders = boundary_f1_counts(LabelMaps(torch.from_numpy(labels), classes), BORDER_RADIUS).sum(0)
     return Scores(np.stack([*counts, *borders.numpy()]))
 
 
-def _stray(truth: _Array, found: _Array) -> _Array:
-    """Return the predicted labels, [n], of stray pixels; both are [B, H, W] and -1 where nothing counts."""
+def stray_labels(truth: _Array, found: _Array) -> _Array:
+    """Return the predicted labels, [n], of the pixels that are farther than ``STRAY_RADIUS`` from any pixel of these.
+
+    Both arguments are labels [B, H, W], -1 where nothing counts.
+    """
     radius = STRAY_RADIUS
     at, y, x = np.nonzero((truth != found) & (found >= 0))
     labels, around = found[at, y, x], np.pad(truth, ((0, 0), (radius, radius), (radius, radius)), constant_values=-1)

@@ -32,8 +32,8 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 interpreter.InterpretedFunction.__call__ = _call
 
-# The interpreter constructs a type and a shape for each value, and a dictionary of dtypes for each lookup, which is half
-# of the remaining time. They are never modified, so equal ones are constructed once and shared.
+# The interpreter constructs a type and a shape for each value, and a dictionary of dtypes for each lookup: half of the
+# remaining time. They are never modified, so equal ones are constructed once and shared.
 _dtype_of, _make_block_type, _dtypes, _block_types = interpreter._get_np_dtype, core.block_type.__init__, {}, {}
 
 

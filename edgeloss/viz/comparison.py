@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, VOID, WORSE,
 from edgeloss.viz.pictures import (
     Rgb,
     border_lines,
-    error_overlay,
     labels_picture,
     overlay,
     photo_picture,
@@ -42,10 +41,12 @@ from edgeloss.viz.scores import (
 )
 
 _Array = npt.NDArray[Any]
+_Name = TypeVar("_Name")
 _MOST_CHANGE = 3.0  # nats of edge loss, from which on a change has its full color
-# Places of pictures that narrow screens show first, in their order, and those that a gallery shows.
-_FIRST, _ON_CARD = (0, 1, 2, 3, 8, 9, 10, 11), (0, 5, 2, 3)
+_COLUMNS = 5  # of pictures: the whole image in the first row, parts of it in the second
+_DIFFERENCE, _ON_CARD = 4, (0, 4, 2, 3)  # places of pictures: of the difference, and of those that a gallery shows
 _EXAMPLES = 3  # images of the largest gains, and as many of the largest losses
+_MOST_CLASSES = 3  # that are named as worse
 _BY = "boundary_f1_1px"  # what a comparison sorts by
 _STRAY = "stray pixels"
 _WINDOW = 32, 96  # pixels across the enlarged parts of an image, the least and the most
@@ -83,19 +84,23 @@ def draw_comparison(
     ]
     borders = [["true border", to_hex(TRUE_BORDER)], ["predicted border", to_hex(FOUND_BORDER)]]
     keys = {"classes": classes, "difference": wrong + ignored, "borders": borders + ignored}
-    tables = _class_tables(runs, totals, figures, names, colors)
+    scores = _class_scores(totals, figures)
+    examples = choose_examples({at: item.changes[_BY] for at, item in enumerate(items)})
+    occurring = np.flatnonzero(totals[0].plus(totals[1]).occurs).tolist()
+    tables = [_class_table(one, runs, occurring, names, colors) for one in scores]
     parts = [
-        _headlines(items, runs, totals, figures),
+        _headlines(runs, totals, figures),
+        *_all_changes(items, runs, examples),
         {"kind": "tables", "title": "Scores of each class", "tables": tables},
         _term_table(runs, figures),
-        *_examples(items, runs, [*classes, *borders]),
+        *_examples(examples, runs, len(items), [*classes, *wrong, *borders]),
         {"kind": "heading", "title": f"All {len(items)} images"},
         {"kind": "key", "entries": [*classes, *wrong]},
         gallery(items, tuple(FIGURES), names, _ON_CARD, keys=keys),
         *_trained(runs, settings),
         pages.folded(configuration),
     ]
-    title, lead = f"{runs[0]} compared with {runs[1]}", _verdict(items, runs, figures, settings, tables)
+    title, lead = f"{runs[0]} compared with {runs[1]}", _verdict(items, runs, figures, settings, scores, names)
     return pages.page(title, parts, kind="comparison", subtitle=f"{len(items)} images", lead=lead, links=links)
 
 
@@ -116,36 +121,49 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     first, second = (one.prediction[0] for one in runs.values())
     before, after = (one.maps["edge"][0] for one in runs.values())
     change = picture(_edge_change(truth, before, after, side), side, "change of the edge loss", base="gray")
-    difference = overlay({**compared_errors(truth, first, second), VOID: truth < 0}, truth.shape, on_photo=on_photo)
+    wrong = overlay({**compared_errors(truth, first, second), VOID: truth < 0}, truth.shape, on_photo=on_photo)
+    difference = picture(wrong, side, "difference", base="gray") | {"key": "difference", "is_extra": True}
     labels = [("ground truth", picture_of_labels(truth, colors))]
     labels += [(run, labels_picture(truth, one.prediction[0], colors)) for run, one in runs.items()]
-    # In rows of four, or of two: what belongs together is next to or below each other.
-    pictures = [
-        photo_picture(image, truth.shape),
-        *(picture(drawn, side, caption) | {"key": "classes"} for caption, drawn in labels),
-        change | {"bar": _change_bar()},
-        picture(difference, side, "difference", base="gray") | {"key": "difference"},
-    ]
-    for run, one in runs.items():
-        errors = error_overlay(truth, one.prediction[0], on_photo=on_photo, side=side)
-        pictures.append(picture(errors, side, f"wrong: {run}", base="gray"))
+    pictures = [photo_picture(image, truth.shape)]
+    pictures += [picture(drawn, side, caption) | {"key": "classes"} for caption, drawn in labels]
+    pictures.append(difference)
     at_edges = np.where(next(iter(runs.values())).maps["edge_mask"][0], truth, -1)
     windows = choose_windows(at_edges, first, second)
     for letter, window in windows.items():
-        part = None if image is None else image[window]
-        for run, one in runs.items():
-            drawn, counted = _enlarged(part, truth[window], one.prediction[0][window]), at_edges[window]
-            wrong = np.count_nonzero((one.prediction[0][window] != counted) & (counted >= 0))
-            about = f"{wrong} of {np.count_nonzero(counted >= 0)} edge pixels wrong"
+        part = None if image is None else image[window.place]
+        for run, one, about in zip(runs, runs.values(), window.abouts, strict=True):
+            drawn = _enlarged(part, truth[window.place], one.prediction[0][window.place])
             pictures.append(drawn | {"caption": f"{letter}, {run}: {about}"})
-    frames = [{"name": letter, "place": _place(window, truth.shape)} for letter, window in windows.items()]
-    for at in (0, 5):
+    pictures.append(change | {"bar": _change_bar(), "is_extra": True})
+    frames = [{"name": letter, "place": _percent(one.place, truth.shape)} for letter, one in windows.items()]
+    for at in (0, _DIFFERENCE):
         pictures[at]["frames"] = frames
     figures, scores = [one.figures for one in runs.values()], [one.scores for one in runs.values()]
     return Item(name, figures, scores, pictures, bool((truth < 0).any()), photograph(image, side))
 
 
-def choose_windows(truth: _Array, first: _Array, second: _Array) -> dict[str, tuple[slice, slice]]:
+class Window(NamedTuple):
+    """A part of an image to enlarge.
+
+    Attributes:
+        place: its rows and columns.
+        edges: the number of its edge pixels.
+        wrong: those of them that are wrong, for each of the two networks.
+    """
+
+    place: tuple[slice, slice]
+    edges: int
+    wrong: tuple[int, int]
+
+    @property
+    def abouts(self) -> tuple[str, str]:
+        """What is said below the pictures of both networks."""
+        first, second = (f"{wrong} of {self.edges} edge pixels wrong" for wrong in self.wrong)
+        return first, second
+
+
+def choose_windows(truth: _Array, first: _Array, second: _Array) -> dict[str, Window]:
     """Return the parts of an image to enlarge: where most edge pixels are gained, A, and most are lost, B.
 
     Args:
@@ -154,16 +172,21 @@ def choose_windows(truth: _Array, first: _Array, second: _Array) -> dict[str, tu
         second: [H, W] labels of the other one.
 
     Returns:
-        Rows and columns of squares, by letter; without one in which no window gains, or loses, a pixel.
+        Squares by letter; without one in which no window gains, or loses, a pixel.
     """
-    colors = compared_errors(truth, first, second)
-    fewer, (least, most) = colors[BETTER].astype(np.int64) - colors[WORSE], _WINDOW
-    across = min(max(least, min(truth.shape) // 8), most, *truth.shape)
-    windows = {letter: (window_of_most(gain, across), gain) for letter, gain in {"A": fewer, "B": -fewer}.items()}
-    return {letter: window for letter, (window, gain) in windows.items() if gain[window].sum() > 0}
+    was, now = ((labels != truth) & (truth >= 0) for labels in (first, second))
+    fewer, (least, most) = was.astype(np.int64) - now, _WINDOW
+    across, windows = min(max(least, min(truth.shape) // 8), most, *truth.shape), {}
+    for letter, gain in {"A": fewer, "B": -fewer}.items():
+        place = window_of_most(gain, across)
+        if gain[place].sum() > 0:
+            counts = (int(np.count_nonzero(mask[place])) for mask in (truth >= 0, was, now))
+            edges, *wrong = counts
+            windows[letter] = Window(place, edges, (wrong[0], wrong[1]))
+    return windows
 
 
-def _place(window: tuple[slice, slice], shape: Sequence[int]) -> list[float]:
+def _percent(window: tuple[slice, slice], shape: Sequence[int]) -> list[float]:
     """Return left, top, width and height of a part of an image, in percent."""
     (y, height), (x, width) = zip(window, shape, strict=True)
     places = (x.start / width, y.start / height, (x.stop - x.start) / width, (y.stop - y.start) / height)
@@ -177,56 +200,132 @@ def _enlarged(image: Rgb | None, truth: _Array, prediction: _Array) -> pages.Par
     return drawn | {"photo": photograph(image, max(truth.shape)), "key": "borders"}
 
 
+class _ClassScores(NamedTuple):
+    """A score of each class, or a number of wrong pixels, under both networks.
+
+    Attributes:
+        title: of the score.
+        before: [C], of the first network.
+        after: [C], of the second.
+        total: its name, and the mean or sum of both.
+        shown: a value → text.
+        change: two values → their change as text, and whether it is for the better.
+    """
+
+    title: str
+    before: _Array
+    after: _Array
+    total: tuple[str, float, float]
+    shown: Callable[[Any], str]
+    change: Callable[[Any, Any], dict[str, str]]
+
+    @property
+    def worse(self) -> list[int]:
+        """The classes that get worse, by more than is rounded off, the largest change first."""
+        worse = [k for k in range(len(self.before)) if self.change(self.before[k], self.after[k])["tone"] == "worse"]
+        return sorted(worse, key=lambda k: -abs(self.after[k] - self.before[k]))
+
+
+def _class_scores(totals: Sequence[Scores], figures: Sequence[Mapping[str, float]]) -> list[_ClassScores]:
+    """Return what the page shows of each class."""
+    (first, second), scores = totals, []
+    for key, title, before, after in (
+        ("mean_iou", "IoU", first.iou, second.iou),
+        (_BY, FIGURES[_BY].name, first.boundary_f1, second.boundary_f1),
+    ):
+        form, (of_first, of_second) = FIGURES[key].form, (one[key] for one in figures)
+        shown, change = partial(shown_score, form=form), partial(shown_change, form=form, is_score=True)
+        scores.append(_ClassScores(title, before, after, ("mean", of_first, of_second), shown, change))
+    total = "total", first.stray.sum(), second.stray.sum()
+    return [*scores, _ClassScores(_STRAY, first.stray, second.stray, total, "{:,}".format, shown_growth)]
+
+
+def _class_table(
+    scores: _ClassScores, runs: Sequence[str], occurring: Sequence[int], names: Sequence[str], colors: _Array
+) -> pages.Part:
+    """Return the table of a score of the classes that occur."""
+
+    def cells(first: float, second: float) -> tuple[Any, ...]:
+        return scores.shown(first), scores.shown(second), scores.change(first, second)
+
+    before, after, (of_all, *totals) = scores.before, scores.after, scores.total
+    rows = [([names[k], to_hex(colors[k])], *cells(before[k], after[k])) for k in occurring]
+    label, notes = f"{scores.title} of each class", {_STRAY: ABOUT_STRAY} if scores.title == _STRAY else {}
+    head, foot = ("class", *runs, "change"), (of_all, *cells(*totals))
+    return pages.table(head, rows, label=label, title=scores.title, foot=foot, notes=notes)
+
+
 def _verdict(
     items: Sequence[Item],
     runs: Sequence[str],
     figures: Sequence[Mapping[str, float]],
     settings: Mapping[str, Sequence[str]],
-    tables: Sequence[pages.Part],
+    scores: Sequence[_ClassScores],
+    names: Sequence[str],
 ) -> str:
-    """Return which network is ahead, what it loses and, if seeds are known, that others may give another result."""
+    """Return which network is ahead, what gets worse and, if seeds are known, that others may give another result."""
     name, change = FIGURES[_BY].name, shown_changes(*figures)[FIGURES[_BY].name]
+    before, after = (shown_figures(one)[name] for one in figures)
     gains = [item.changes[_BY] for item in items]
-    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-    losses = ", ".join(filter(None, map(_largest_loss, tables)))
-    scores = ", ".join(table["title"] for table in tables)
-    lost = f"Worst changes by class: {losses}." if losses else f"No class gets worse in {scores}."
+    higher, lower = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    losses = "; ".join(_losses(one, names) for one in scores if one.worse)
+    lost = f"Worse: {losses}." if losses else f"No class gets worse in {', '.join(one.title for one in scores)}."
     seeds = dict.fromkeys(settings.get("seed_everything", ()))
     of_seed = f" These are trainings with seed {' and '.join(seeds)}: another seed may give another result."
     return (
-        f"{runs[1]} changes {name} by {change['text']} points, and is better in {better} and worse in {worse} of"
-        f" {len(items)} images. {lost}{of_seed * bool(seeds)}"
+        f"From {runs[0]} to {runs[1]}, {name} changes from {before} to {after} ({change['text']} points); it is higher"
+        f" in {higher} and lower in {lower} of {len(items)} images. {lost}{of_seed * bool(seeds)}"
     )
 
 
-def _largest_loss(table: pages.Part) -> str:
-    """Return the class that gets worse by most, and by how much; empty for none."""
-    worse = [(name, change["text"]) for (name, _), *_, change in table["rows"] if change["tone"] == "worse"]
-    size = {text: float(re.sub("[^0-9.]", "", text)) for _, text in worse}
-    name, text = max(worse, key=lambda one: size[one[1]], default=("", ""))
-    return f"{table['title']} of {name} ({text})" if name else ""
+def _losses(scores: _ClassScores, names: Sequence[str]) -> str:
+    """Return the classes that get worse, with their values."""
+    values = ((names[k], scores.shown(scores.before[k]), scores.shown(scores.after[k])) for k in scores.worse)
+    shown = [f"{name} ({before} → {after})" for name, before, after in values]
+    others = len(shown) - _MOST_CLASSES
+    more = f" and {others} more" if others > 0 else ""
+    return f"{scores.title} of {', '.join(shown[:_MOST_CLASSES])}{more}"
 
 
-def _headlines(
-    items: Sequence[Item], runs: Sequence[str], totals: Sequence[Scores], figures: Sequence[Mapping[str, float]]
-) -> pages.Part:
+def _headlines(runs: Sequence[str], totals: Sequence[Scores], figures: Sequence[Mapping[str, float]]) -> pages.Part:
     before, after = ({key: of_run[key] for key in [*FIGURES][:HEADLINES]} for of_run in figures)
-    gains = [item.changes[_BY] for item in items]
     abouts = about_figures(len(totals[0].pixels))
     values = [(name, value, abouts[name]) for name, value in shown_figures(after).items()]
-    changes = shown_changes(before, after)
+    former, changes = shown_figures(before), shown_changes(before, after)
     first, second = (int(total.stray.sum()) for total in totals)
     values.append((_STRAY, f"{second:,}", ABOUT_STRAY))
-    changes[_STRAY] = shown_growth(first, second)
-    many = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
-    values.append(("images that gain", many, f"of which {FIGURES[_BY].name} is higher"))
-    changes["images that gain"] = {"text": f"{sum(gain < 0 for gain in gains)} lose", "tone": ""}
+    former[_STRAY], changes[_STRAY] = f"{first:,}", shown_growth(first, second)
     in_points = {one.name for one in FIGURES.values() if one.form.endswith("%")}
     for name, change in changes.items():
-        change["text"] += " points" * (name in in_points) + ", worse" * (change["tone"] == "worse")
+        verdict, points = f"{change['tone']}: " if change["tone"] else "", " points" * (name in in_points)
+        change["text"] = f"{verdict}{change['text']}{points} from {former[name]}"
     return pages.tiles(
         values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {ABOUT_ALL}"
     )
+
+
+def _all_changes(items: Sequence[Item], runs: Sequence[str], examples: Mapping[str, Sequence[int]]) -> list[pages.Part]:
+    """Return the bars of the change of each image, of which the examples stand out; nothing where none changes."""
+    name, changes = FIGURES[_BY].name, [item.changes[_BY] for item in items]
+    falling = sorted(np.flatnonzero(np.isfinite(changes)).tolist(), key=lambda at: -changes[at])
+    if len(falling) < 2 or not any(changes[at] for at in falling):
+        return []
+    ends = {"highest": falling[0], "median": falling[len(falling) // 2], "lowest": falling[-1]}
+    texts = {at: shown_change(0.0, changes[at], FIGURES[_BY].form, is_score=True) for at in ends.values()}
+    shown = {at for places in examples.values() for at in places}
+    return [
+        {
+            "kind": "bars",
+            "title": f"{name} of each image",
+            "about": (
+                f"Each bar is an image: up if its {name} is higher under {runs[1]} than under {runs[0]}, down if it is"
+                " lower. The bars in full color are the examples below."
+            ),
+            "values": [changes[at] for at in falling],
+            "strong": [place for place, at in enumerate(falling) if at in shown],
+            "ends": [[f"{what}: {items[at].name}", texts[at]] for what, at in ends.items()],
+        }
+    ]
 
 
 def _trained(runs: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list[pages.Part]:
@@ -238,42 +337,6 @@ def _trained(runs: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list
     if any(name.endswith(".edge_weight") for name in settings):
         about += " With edge_weight and region_weight 0 the loss is plain cross-entropy."
     return [{"kind": "tables", "title": "How the two were trained", "about": about, "tables": [table]}]
-
-
-def _class_tables(
-    runs: Sequence[str],
-    totals: Sequence[Scores],
-    figures: Sequence[Mapping[str, float]],
-    names: Sequence[str],
-    colors: _Array,
-) -> list[pages.Part]:
-    """Return the scores of each class of both networks and their difference."""
-    changes, shown = shown_changes(*figures), [shown_figures(of_run) for of_run in figures]
-    occurring = np.flatnonzero(totals[0].plus(totals[1]).occurs).tolist()
-    tables = []
-
-    def add(title: str, cells: Callable[[int], Sequence[Any]], foot: Sequence[Any], **more: Any) -> None:  # noqa: ANN401
-        rows = [([names[k], to_hex(colors[k])], *cells(k)) for k in occurring]
-        label = f"{title} of each class"
-        tables.append(pages.table(("class", *runs, "change"), rows, label=label, title=title, foot=foot, **more))
-
-    for key, title in (("mean_iou", "IoU"), (_BY, FIGURES[_BY].name)):
-        name, form, *_ = FIGURES[key]
-        values = [total.iou if key == "mean_iou" else total.boundary_f1 for total in totals]
-
-        def scores(k: int, values: Sequence[_Array] = values, form: str = form) -> Sequence[Any]:
-            first, second = (float(one[k]) for one in values)
-            change = shown_change(first, second, form, is_score=True)
-            return shown_score(first, form), shown_score(second, form), change
-
-        add(title, scores, ("mean", *(one[name] for one in shown), changes[name]))
-
-    def stray(counts: Sequence[int]) -> Sequence[Any]:
-        return (*(f"{count:,}" for count in counts), shown_growth(*counts))
-
-    total = stray([int(one.stray.sum()) for one in totals])
-    add(_STRAY, lambda k: stray([int(one.stray[k]) for one in totals]), ("total", *total), notes={_STRAY: ABOUT_STRAY})
-    return tables
 
 
 def _term_table(runs: Sequence[str], figures: Sequence[Mapping[str, float]]) -> pages.Part:
@@ -289,25 +352,30 @@ def _term_table(runs: Sequence[str], figures: Sequence[Mapping[str, float]]) -> 
     return {"kind": "tables", "title": "The loss and its terms", "tables": [whole], "folded": True}
 
 
-def choose_examples(items: Sequence[Item]) -> dict[str, list[int]]:
-    """Return the places of the images that gain most, of the median one, and of those that lose most.
+def choose_examples(changes: Mapping[_Name, float]) -> dict[str, list[_Name]]:
+    """Return the images that gain most, the median one, and those that lose most.
 
     Where none gains they are those that lose least, and where none loses those that gain least. Images of equal change
     are in the given order, and those that have none, since a score has no value, are left out.
+
+    Args:
+        changes: of the score, by image.
     """
-    changes = {at: item.changes[_BY] for at, item in enumerate(items) if np.isfinite(item.changes[_BY])}
-    falling = sorted(changes, key=lambda at: -changes[at])
-    rising = sorted(changes, key=lambda at: changes[at])
-    gains = [at for at in falling if changes[at] > 0][:_EXAMPLES]
-    losses = [at for at in rising if changes[at] < 0][:_EXAMPLES]
+    finite = [one for one, change in changes.items() if np.isfinite(change)]
+    falling = sorted(finite, key=lambda one: -changes[one])
+    rising = sorted(finite, key=lambda one: changes[one])
+    gains = [one for one in falling if changes[one] > 0][:_EXAMPLES]
+    losses = [one for one in rising if changes[one] < 0][:_EXAMPLES]
     first = {"gains most": gains} if gains else {"loses least": [at for at in falling if at not in losses][:_EXAMPLES]}
     last = {"loses most": losses} if losses else {"gains least": [at for at in rising if at not in gains][:_EXAMPLES]}
-    taken = [at for places in (first | last).values() for at in places]
-    return first | {"median": [at for at in falling[len(falling) // 2 :][:1] if at not in taken]} | last
+    taken = [one for chosen in (first | last).values() for one in chosen]
+    return first | {"median": [one for one in falling[len(falling) // 2 :][:1] if one not in taken]} | last
 
 
-def _examples(items: Sequence[Item], runs: Sequence[str], key: list[list[str]]) -> list[pages.Part]:
-    """Return the parts of a page about the largest gains, the median and the largest losses."""
+def _examples(
+    examples: Mapping[str, Sequence[int]], runs: Sequence[str], count: int, key: list[list[str]]
+) -> list[pages.Part]:
+    """Return the parts of a page about the largest gains, the median and the largest losses, among ``count`` images."""
     name = FIGURES[_BY].name
     titles = {
         "gains most": f"Where {runs[1]} gains most {name}",
@@ -317,17 +385,17 @@ def _examples(items: Sequence[Item], runs: Sequence[str], key: list[list[str]]) 
         "gains least": f"No image loses {name}: the smallest gains of {runs[1]}",
     }
     about = (
-        f"Chosen by a rule among all {len(items)} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
+        f"Chosen by a rule among all {count} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
         f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain. A and B are enlarged: of"
         f" all squares of that size, {runs[1]} has the fewest wrong edge pixels compared with {runs[0]} in A, and the"
         " most in B. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
     )
     parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
     parts.append({"kind": "key", "entries": key})
-    for kind, places in choose_examples(items).items():
+    for kind, places in examples.items():
         if places:
             rows = [{"item": at} for at in places]
-            parts.append({"kind": "figures", "title": titles[kind], "first": _FIRST, "rows": rows})
+            parts.append({"kind": "figures", "title": titles[kind], "columns": _COLUMNS, "rows": rows})
     return parts
 
 

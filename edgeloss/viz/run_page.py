@@ -412,7 +412,7 @@ def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> 
     colors |= {name: to_hex(color) for name, (color, occurs) in others.items() if occurs}
     key = [[name, color] for name, color in colors.items()]
     title = "The validation images of the highest edge loss"
-    return [{"kind": "figures", "title": title, "text": text, "key": key, "first": [0, 1, 2, 3], "rows": rows}]
+    return [{"kind": "figures", "title": title, "text": text, "key": key, "columns": 4, "rows": rows}]
 
 
 def _maps(images: Sequence[Arrays]) -> list[list[ColoredMap]]:
@@ -437,7 +437,7 @@ def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int, maps: Se
 def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.Part:
     caption = f"{colored.kind.name}: {colored.kind.about}"
     drawn = picture(map_to_rgb(colored, 0, shrunk(shape, side)), side, caption)
-    return drawn | {"bar": pages.color_bar(*colored.ends)}
+    return drawn | {"bar": pages.color_bar(*colored.ends), "is_extra": True}
 
 
 def _name(key: str) -> str:

@@ -22,7 +22,8 @@ from selenium.webdriver.common.keys import Keys
 
 from edgeloss.cli import pages
 from edgeloss.viz import distinct_colors
-from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, VOID, WRONG
+from edgeloss.viz.comparison import choose_examples, choose_windows
+from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, VOID
 
 
 @pytest.fixture
@@ -79,9 +80,15 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert (before, change) == (after, {"text": "+0.0\xa0%", "tone": ""})  # wrong pixels of both are as many
     (tiles,) = parts_of(page, "tiles")
     shown = {name: (value, tiles["changes"][name]) for name, value, _ in tiles["values"]}
-    assert shown["stray pixels"] == (after, change)
-    assert [value for name, value, _ in tiles["values"] if name == "images that gain"] == ["1 of 3"]
-    assert tiles["changes"]["images that gain"]["text"] == "1 lose"
+    assert shown["stray pixels"] == (after, {"text": f"{change['text']} from {before}", "tone": ""})
+    value, change = shown["boundary F1 (1 px)"]
+    assert value == f1["foot"][2]
+    assert change["text"] == f"{f1['foot'][3]['text']} points from {f1['foot'][1]}"
+    assert "it is higher in 1 and lower in 1 of 3 images. " in about["lead"]
+    (bars,) = parts_of(page, "bars")
+    assert [np.sign(value) for value in bars["values"]] == [1, 0, -1]
+    assert bars["strong"] == [0, 1, 2]
+    assert [name for name, _ in bars["ends"]] == ["highest: c", "median: a", "lowest: b"]
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
     before, after = figures["c"]
@@ -102,11 +109,10 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     output = folders / "compare.html"
     assert run(*two, "--image", folders / "images", "-o", output).code == 0
     (item,) = (one for one in gallery_items(output) if one["name"] == "c")
-    captions = ["image", "ground truth", "preds", "better", "change of the edge loss", "difference"]
-    captions += ["wrong: preds", "wrong: better"]
+    captions = ["image", "ground truth", "preds", "better", "difference"]
     captions += [f"A, {run}: {wrong} of 186 edge pixels wrong" for run, wrong in (("preds", 186), ("better", 0))]
-    assert [one["caption"] for one in item["figures"]] == captions
-    image, truth, first, second, change, difference, *wrong, _, enlarged = item["figures"]
+    assert [one["caption"] for one in item["figures"]] == [*captions, "change of the edge loss"]
+    image, truth, first, second, difference, _, enlarged, change = item["figures"]
     assert image["frames"] == difference["frames"]
     assert [frame["name"] for frame in image["frames"]] == ["A"]  # nothing is lost anywhere
     assert (image["source"], image["base"], image["size"]) == ("", "photo", [W, H])
@@ -116,9 +122,6 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     np.testing.assert_array_equal(decoded(truth)[..., :3], colors[np.where(mask == 255, C, mask)])
     np.testing.assert_array_equal(decoded(second), decoded(truth))  # it is right everywhere
     assert (decoded(first)[mask != 255] != decoded(truth)[mask != 255]).any(-1).all()
-    before, after = (decoded(one) for one in wrong)
-    assert (before[mask != 255] == (*np.rint(255 * np.array(WRONG)), 255)).all()
-    assert not after[mask != 255, 3].any()  # the photograph shows
     blue = (*np.rint(255 * np.array(BETTER)), 255)
     assert (decoded(difference)[mask != 255] == blue).all()  # wrong in the first one only
     shown = decoded(change)[mask != 255]
@@ -128,15 +131,56 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     assert enlarged["photo"].startswith("data:image/jpeg;base64,")
     for border in (TRUE_BORDER, FOUND_BORDER):  # those of the prediction lie within those of the labels
         assert (lines == (*np.rint(255 * np.array(border)), 255)).all(-1).any()
-    for one in (before, after, decoded(change), decoded(difference)):
+    for one in (decoded(change), decoded(difference)):
         assert (one[mask == 255] == (*gray, 255)).all()
+
+
+def test_windows_are_where_most_edge_pixels_are_gained_and_lost() -> None:
+    truth, first, second = (np.full((96, 96), label) for label in (-1, 1, 1))
+    truth[10:20, 60:70], first[10:20, 60:70] = 1, 0
+    truth[70:80, 5:10], second[70:80, 5:10] = 1, 0
+    second[60:96, 40:76] = 0  # wrong, but at no edge
+    windows = choose_windows(truth, first, second)
+    assert {letter: (one.edges, one.wrong) for letter, one in windows.items()} == {
+        "A": (100, (100, 0)),
+        "B": (50, (0, 50)),
+    }
+    assert all(truth[one.place].shape == (32, 32) for one in windows.values())
+    assert choose_windows(truth, first, first) == {}
+
+
+def test_examples_are_the_ends_and_the_middle_of_all_changes() -> None:
+    changes = {str(at): float(at) for at in (4, -1, 0, 9, 7, -5, 3)} | {"none": np.nan}
+    assert choose_examples(changes) == {"gains most": ["9", "7", "4"], "median": ["3"], "loses most": ["-5", "-1"]}
+    assert choose_examples({"a": -1.0, "b": -2.0}) == {"loses least": [], "median": [], "loses most": ["b", "a"]}
+
+
+@pytest.mark.parametrize("gain", [1, -1])
+def test_what_gets_worse_is_the_classes_with_the_largest_losses_first(run: Run, folders: Path, gain: int) -> None:
+    """Class 0 loses most pixels to class 1."""
+    truth = np.zeros((40, 40), np.uint8)
+    truth[20:], truth[30:, 20:] = 1, 2
+    worse = truth.copy()
+    worse[:10], worse[30:, 38:] = 1, 1
+    for name, labels in {"masks": truth, "x": truth, "y": worse}.items():
+        Image.fromarray(labels).save(folders / f"{name}.png")
+    output, pair = folders / "compare.html", [folders / "x.png", folders / "y.png"][::gain]
+    assert run("compare", *pair, "--mask", folders / "masks.png", "--classes", 3, "-o", output).code == 0
+    lead = page_data(output.read_text("utf-8"))["lead"]
+    if gain < 0:
+        assert "No class gets worse in IoU, boundary F1 (1 px), stray pixels." in lead
+    else:
+        assert re.search(r" Worse: IoU of 0 \(100.0.% → 50.0.%\), 1 \(.*\), 2 \(.*\); boundary F1 \(1 px\) of ", lead)
+        assert lead.endswith("; stray pixels of 1 (0 → 414).")
+        (tiles,) = parts_of(output.read_text("utf-8"), "tiles")
+        assert tiles["changes"]["stray pixels"] == {"text": "worse: +414 from 0", "tone": "worse"}
 
 
 def test_many_images_have_smaller_pictures(run: Run, folders: Path, two: list[object], monkeypatch: Any) -> None:
     monkeypatch.setattr(pages, "side_for", lambda count: W // 2)
     assert run(*two, "-o", folders / "compare.html").code == 0
     for item in gallery_items(folders / "compare.html"):
-        shapes = {decoded(one).shape[:2] for one in item["figures"][:8] if one["source"]}
+        shapes = {decoded(one).shape[:2] for one in (*item["figures"][:5], item["figures"][-1]) if one["source"]}
         assert shapes == {(H // 2, W // 2)}
         assert (item["photo"], item["figures"][0]["caption"]) == ("", "no image given")
 
@@ -225,12 +269,15 @@ def test_pictures_are_side_by_side_and_lead_through_the_images(
     sized(width, 844, False)
     assert run(*two, "--image", folders / "images", "-o", folders / "compare.html").code == 0
     page = browse(folders / "compare.html")
-    script = "return findAll('.figures').map((row) => [...row.children].slice(0, 4).map((one) => one.offsetTop))"
-    for image, truth, first, second in page.execute_script(script):
+    script = "return findAll('.figures').map((row) => [...row.children].slice(0, 5).map((one) => one.offsetTop))"
+    for image, truth, first, second, difference in page.execute_script(script):
         assert first == second
-        assert width <= 700 or image == truth == first  # narrow screens show two next to each other
-    script = "return findAll('.figures').map((row) => findAll('figure', row).filter((one) => one.offsetParent).length)"
-    assert set(page.execute_script(script)) == ({4, 6} if width <= 700 else {8, 10})
+        assert width <= 700 or image == truth == first == difference  # narrow screens show two next to each other
+    script = (
+        "return findAll(arguments[0]).map((row) => findAll('figure', row).filter((one) => one.offsetParent).length)"
+    )
+    assert set(page.execute_script(script, ".figures")) == ({4, 6} if width <= 700 else {6, 8})
+    assert set(page.execute_script(script, ".gallery .shown")) == {2 if width <= 700 else 4}
     page.execute_script("findAll('.unfold').forEach((one) => one.click())")
     assert page.execute_script("return findAll('.figures figure').every((one) => one.offsetParent)")
     fits = "return findAll('.tables .scroll').every((one) => one.scrollWidth <= one.clientWidth)"

@@ -7,7 +7,7 @@ const cardOf = (image, places) => {
   const pictured = (at) => element("figure", {}, pictureOf(figures[at], photo), text("figcaption", figures[at].caption));
   const head = link
     ? [element("a", { href: link }, element("div", { className: "shown" }, ...places.map(pictured)), text("strong", name))]
-    : [picturesOf(image, places, places, "shown"), text("strong", name)];
+    : [picturesOf(image, places, "shown"), text("strong", name)];
   return element("li", { className: "card" }, ...head, element("dl", {}, ...lines.map(figureLine)));
 };
 

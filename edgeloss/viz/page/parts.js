@@ -103,7 +103,7 @@ const pictureOf = ({ source, base, size: [width, height], caption, photo: own, f
   const layers = [...(base && below ? [[below, base]] : []), ...(source ? [[source, ""]] : [])];
   layers.forEach(([src, className], at) => made.append(element("img", { src, className, alt: at ? "" : caption, width, height })));
   for (const { name, place } of made.childElementCount ? frames : []) {
-    const frame = text("span", name, "frame");
+    const frame = element("span", { className: "frame" }, text("b", name));
     ["left", "top", "width", "height"].forEach((side, at) => (frame.style[side] = `${place[at]}%`));
     made.append(frame);
   }
@@ -119,35 +119,31 @@ const barOf = ({ low, high, colors }) => {
 
 const { items = [], keys = {} } = data.parts.find(({ kind }) => kind === "gallery") ?? {};
 
-// The pictures of an image, each of which can be enlarged; some of them are shown in a gallery. Narrow screens show those
-// at the places "first", and the others when asked.
-const picturesOf = (image, first, places = [...image.figures.keys()], className = "figures") => {
+// The pictures of an image, each of which can be enlarged; a gallery shows some of them.
+const picturesOf = (image, places = [...image.figures.keys()], className = "figures") => {
   const made = element("div", { className });
   for (const at of places) {
-    const { caption, bar, key } = image.figures[at];
+    const { caption, bar, is_extra: isExtra } = image.figures[at];
     const picture = pictureOf(image.figures[at], image.photo);
     const shown = picture.childElementCount ? element("button", { type: "button", className: "enlarge" }, picture) : picture;
     shown.addEventListener("click", () => enlarge(made, at));
-    // The other keys are above all pictures.
-    const colors = key === "difference" ? [keyOf(keys[key])] : [];
-    const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []), ...colors);
-    const figure = element("figure", { className: first.includes(at) ? "first" : "" }, shown, about);
-    figure.style.setProperty("--place", first.indexOf(at) - first.length);
-    made.append(figure);
+    const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []));
+    made.append(element("figure", { className: isExtra ? "extra" : "" }, shown, about));
   }
   imageOf.set(made, image);
   return made;
 };
 
-const unfold = (figures) => {
+// Narrow screens show the first image, without extra pictures, and everything when asked.
+const unfold = (section, count) => {
   const made = element("button", { type: "button", className: "unfold" });
   const show = (all) => {
-    made.textContent = all ? "Fewer pictures" : `All ${figures.childElementCount} pictures`;
+    made.textContent = all ? "Fewer pictures" : count > 1 ? `All pictures, of ${count} images` : "All pictures";
     made.ariaExpanded = String(all);
   };
-  made.addEventListener("click", () => show(figures.classList.toggle("unfolded")));
+  made.addEventListener("click", () => show(section.classList.toggle("unfolded")));
   show(false);
-  return made;
+  section.append(made);
 };
 
 // What is said of an image: a text, or the first of its figures in a gallery, and how that changed.
@@ -158,13 +154,29 @@ const saidOf = ({ about, lines }) => {
 };
 
 // Rows of pictures, each with a title: of an image of the gallery, or with its own.
-parts.figures = ({ title, text: content, key, first, rows }) => {
-  const shown = rows.flatMap((row) => {
+parts.figures = ({ title, text: content, key, columns, rows }) => {
+  const shown = rows.map((row) => {
     const image = items[row.item] ?? row;
     const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, ...saidOf(image)));
-    const figures = picturesOf(image, first);
-    return [head, figures, unfold(figures)];
+    return element("div", { className: "of-image" }, head, picturesOf(image));
   });
   const above = [...(content ? [text("p", content, "hint")] : []), ...(key ? [keyOf(key)] : [])];
-  return [element("section", { className: "card" }, text("h2", title), ...above, ...shown)];
+  const section = element("section", { className: "card" }, text("h2", title), ...above, ...shown);
+  section.style.setProperty("--columns", columns);
+  unfold(section, rows.length);
+  return [section];
+};
+
+// Bars of values from the highest to the lowest, up or down from 0; some of them stand out. The ends are texts below.
+parts.bars = ({ title, about, values, strong, ends }) => {
+  const [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
+  const chart = svg("svg", { viewBox: `0 0 ${values.length} ${high - low}`, preserveAspectRatio: "none", role: "img", "aria-label": title });
+  const barsOf = (sign, isStrong) =>
+    values.map((value, at) => (sign * value > 0 && strong.includes(at) === isStrong ? `M${at + 0.1} ${high}h.8v${-value}h-.8z` : "")).join("");
+  for (const [tone, sign] of [["better", 1], ["worse", -1]])
+    for (const isStrong of [false, true]) chart.append(svg("path", { class: isStrong ? `${tone} strong` : tone, d: barsOf(sign, isStrong) }));
+  chart.append(svg("path", { class: "zero", d: `M0 ${high}H${values.length}` }));
+  const below = ends.map(([name, { text: value, tone }]) => element("li", {}, `${name} `, text("strong", value, tone)));
+  const content = [text("h2", title), text("p", about, "hint"), chart, element("ul", { className: "ends" }, ...below)];
+  return [element("section", { className: "card bars" }, ...content)];
 };

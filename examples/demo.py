@@ -16,11 +16,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -30,11 +32,12 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeloss.cli.progress import shown_time
+from edgeloss.functional import loss_maps
 from edgeloss.io import VOID_INDEX, read_classes
 from edgeloss.viz import distinct_colors
 from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, picture_of_labels
+from edgeloss.viz.comparison import choose_examples, choose_windows
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
-from edgeloss.viz.pictures import window_of_most
 from edgeloss.viz.run_page import Row
 from edgeloss.viz.scores import STRAY_RADIUS, stray_labels
 
@@ -68,7 +71,6 @@ WRITTEN = {
 }
 EPOCHS = 30
 SILENT = 30  # seconds after which a line says how far the trainings are
-ZOOM = 32  # pixels across
 # Figures of train.py's lines, and their names.
 LINE = {"mIoU": SCORES["val/miou"], "boundary F1 (1 px)": SCORES["val/boundary_f1_1"]}
 
@@ -179,6 +181,8 @@ def verdict(gain: float) -> str:
 def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Figure:
     """Draw the median image, its labels, what both networks predict and where these differ, and two parts of it.
 
+    The parts and their numbers are those of comparison.html.
+
     Args:
         output: the folder of the demo.
         name: of the image.
@@ -194,34 +198,32 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     colors = distinct_colors(len(classes))
     maps = [picture_of_labels(np.where(truth < 0, -1, labels), colors) for labels in (truth, *predictions)]
     pictures = {"image": photo, **dict(zip(files, maps, strict=True))}
-    before, after = RUNS
-    differences = compared_errors(truth, *predictions)
     pictures["difference"] = error_picture(truth, truth, photo)
-    for color, mask in differences.items():
+    for color, mask in compared_errors(truth, *predictions).items():
         pictures["difference"][mask] = color_bytes(color)
-    wrong = [differences[one] | differences[WRONG_IN_BOTH] for one in (BETTER, WORSE)]
-    fewer = differences[BETTER].astype(int) - differences[WORSE]
-    windows = {"A": window_of_most(fewer, ZOOM), "B": window_of_most(-fewer, ZOOM)}
-    parts = {"whole": (slice(None), slice(None)), **windows}
-    about = {"whole": "the whole image", "A": "A: most pixels gained", "B": "B: most pixels lost"}
+    logits = torch.zeros(1, len(classes), *truth.shape)
+    is_edge = loss_maps(logits, torch.from_numpy(truth)[None], ignore_index=-1).edge_mask[0].numpy()
+    windows = choose_windows(np.where(is_edge, truth, -1), *predictions)
 
-    figure = Figure(figsize=(12.5, 8.9), layout="constrained")
-    title = f"Validation image {name}, the median of {count} by gain in boundary F1 (1 px)"
+    figure = Figure(figsize=(12.5, 3.5 + 2.7 * len(windows)), layout="constrained")
+    before, after = RUNS
+    title = f"Validation image {name} under the same network, trained with {before} and with {after}"
     figure.suptitle(f"{title}\n", x=0.005, ha="left", weight="bold")
-    grid = figure.subplots(len(parts), len(pictures))
-    for row, (part, place) in zip(grid, parts.items(), strict=True):
-        row[0].set_ylabel(about[part])
-        for axes, picture in zip(row, pictures.values(), strict=True):
-            axes.imshow(picture[place], interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
-        for axes, bad in zip(row[2:], wrong, strict=False):
-            axes.set_xlabel(f"wrong pixels: {bad[place].sum():,}", loc="left")
+    grid = figure.subplots(1 + len(windows), len(pictures), squeeze=False)
+    first, second = (100 * (one["boundary_f1_1px"] or 0.0) for one in scores)
+    gain = round(second - first, 1)
+    abouts = f"boundary F1: {first:.1f}%", f"boundary F1: {second:.1f}%", f"{gain:+} points"
+    _draw_row(grid[0], "the whole image", pictures, abouts, gain)
     for axes, heading in zip(grid[0], pictures, strict=True):
         axes.set_title(heading, loc="left", pad=6)
-        for part, place in windows.items():
-            _mark(axes, part, place)
-    for axes, figures in zip(grid[0][2:], scores, strict=False):
-        axes.set_xlabel(f"boundary F1: {figures['boundary_f1_1px'] or 0:.1%}\n{axes.get_xlabel()}", loc="left")
+        for letter, window in windows.items():
+            _mark(axes, letter, *window.place)
+    rows = {"A": "A: where most is gained", "B": "B: where most is lost"}
+    for row, (letter, window) in zip(grid[1:], windows.items(), strict=True):
+        was, now = window.wrong
+        parts = {heading: picture[window.place] for heading, picture in pictures.items()}
+        change = f"{abs(now - was)} {'fewer' if now < was else 'more'} wrong"
+        _draw_row(row, rows[letter], parts, (*window.abouts, change), was - now)
     meanings = {
         **dict(zip(classes, colors, strict=True)),
         "ignored": VOID,
@@ -235,8 +237,9 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
         for color in meanings.values()
     ]
     rule = (
-        f"Of all windows of {ZOOM} × {ZOOM} pixels, A is the one in which {after} has the fewest wrong pixels compared"
-        f" with {before}, and B the one in which it has the most."
+        f"The image is the median of {count} by gain in boundary F1 (1 px). Of all squares of that size, {after} has"
+        f" the fewest\nwrong edge pixels compared with {before} in A, and the most in B. Edge pixels have another label"
+        " next to them."
     )
     key = figure.legend(
         patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False, columnspacing=1.2
@@ -245,12 +248,29 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     return figure
 
 
-def _mark(axes: Axes, part: str, place: tuple[slice, slice]) -> None:
+def _draw_row(
+    row: Sequence[Axes], name: str, pictures: Mapping[str, Any], abouts: tuple[str, str, str], gain: float
+) -> None:
+    """Draw pictures next to each other, with a line about both networks and their difference below the last ones."""
+    row[0].set_ylabel(name)
+    for axes, picture in zip(row, pictures.values(), strict=True):
+        axes.imshow(picture, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+    *networks, change = abouts
+    for axes, about in zip(row[2:], (*networks, f"{verdict(gain)}: {change}"), strict=True):
+        axes.set_xlabel(about, loc="left")
+    row[-1].xaxis.label.set(color=BETTER if gain > 0 else WORSE if gain < 0 else "black", weight="bold")
+
+
+def _mark(axes: Axes, letter: str, rows: slice, columns: slice) -> None:
     """Draw the frame of a window and its letter."""
-    top, left = (one.start for one in place)
-    axes.add_patch(Rectangle((left - 0.5, top - 0.5), ZOOM, ZOOM, fill=False, edgecolor="black", linewidth=1.5))
+    top, left = rows.start, columns.start
+    size = columns.stop - left, rows.stop - top
+    for color, width in (("white", 3), ("black", 1.5)):
+        frame = Rectangle((left - 0.5, top - 0.5), *size, fill=False, edgecolor=color, linewidth=width)
+        axes.add_patch(frame)
     box = {"facecolor": "white", "edgecolor": "black", "boxstyle": "square,pad=0.15"}
-    axes.text(left, top, part, ha="left", va="top", fontsize=8, weight="bold", bbox=box)
+    axes.text(left, top, letter, ha="left", va="top", fontsize=8, weight="bold", bbox=box)
 
 
 def run_python(*words: object) -> str:
@@ -273,7 +293,7 @@ def write_pages(output: Path) -> None:
     scores = json.loads(run_python("-m", "edgeloss", "compare", *predictions, *given))["images"]
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
-    shown = sorted(gains, key=lambda name: -gains[name])[len(gains) // 2]  # as comparison.html chooses it
+    (shown,) = choose_examples(gains)["median"]
     print("    the page and the picture of the median image", flush=True)
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{shown}.npy", *given)

@@ -17,7 +17,6 @@ from processes import wait_for_end
 from small_data import metrics_of
 
 import demo
-from edgeloss.viz.pictures import window_of_most
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
@@ -72,14 +71,6 @@ def test_an_epoch_has_a_line_when_both_networks_have_ended_it(
     now = 55  # the first epoch, which has the start, says nothing about the others
     shown.add("cross-entropy", "epoch 2/3  mIoU 31.0%  boundary F1 (1 px) 11.0%\n")
     assert capsys.readouterr().out.split() == ["2/3", "31.0%", "41.0%", "11.0%", "21.0%", "about", "15", "s", "left"]
-
-
-def test_windows_are_where_most_is_gained_and_lost() -> None:
-    fewer = np.zeros((96, 96), int)
-    fewer[10:20, 60:70], fewer[70:80, 5:10] = 1, -1
-    gained, lost = window_of_most(fewer, 32), window_of_most(-fewer, 32)
-    assert fewer[gained].shape == fewer[lost].shape == (32, 32)
-    assert (fewer[gained].sum(), fewer[lost].sum()) == (100, -50)
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ class Measure:
         if self.reduction == "set":
             counts = added(counts, 0)
         if self.hides_borders(counts, maps):
-            warn_of_hidden_borders(self.kind.name)
+            warn_of_hidden_borders([self.kind.name])
         return self.score(counts)
 
     def read(self, pred: Tensor, target: Tensor, radii: Sequence[float] = ()) -> list[LabelMaps]:
@@ -249,11 +249,12 @@ def warn_of_ignored_classes(measure: Measure) -> None:
         )
 
 
-def warn_of_hidden_borders(name: str) -> None:
-    """Warn that void covers every border."""
-    warnings.warn(
-        f"{name}: no border of the target is next to another class, since void (ignore_index) lies between all classes,"
-        " so that a perfect prediction scores nan; pass across_void=k to continue labels across void of at most k"
-        " pixels",
-        stacklevel=4,
-    )
+def warn_of_hidden_borders(metrics: Iterable[str]) -> None:
+    """Warn that void covers every border that some metrics, given by their names, count; not if there are none."""
+    if names := ", ".join(dict.fromkeys(metrics)):
+        warnings.warn(
+            f"{names}: no border of the target is next to another class, since void (ignore_index) lies between all"
+            " classes, so that a perfect prediction scores nan; pass across_void=k to continue labels across void of at"
+            " most k pixels",
+            stacklevel=4,
+        )

@@ -89,17 +89,22 @@ class _Measured(Metric):
 
     def compute(self) -> Tensor | dict[str, Tensor]:
         """Compute the score of all images since the last reset: 0-d or [C], with ``reduction="none"`` [N] or [N, C]."""
-        (measure,) = self.measures.values()
-        return self._score(measure)
+        (score,) = self._scores().values()
+        return score
 
-    def _score(self, measure: Measure) -> Tensor:
-        """Return the score of a measure."""
-        counts = getattr(self, _state_name(measure))
-        if isinstance(counts, list):
-            counts = torch.cat(counts or [self._no_counts(measure)])
-        if self.hides_borders and not bool(counts[..., -1, :].any()):
-            warn_of_hidden_borders(measure.kind.name)
-        return measure.score(counts)
+    def _scores(self) -> dict[str, Tensor]:
+        """Return the score of each measure by its name; warn once of all those whose borders void hides."""
+        counts = {name: self._counts(measure) for name, measure in self.measures.items()}
+        if self.hides_borders:
+            warn_of_hidden_borders(
+                measure.kind.name for name, measure in self.measures.items() if not counts[name][..., -1, :].any()
+            )
+        return {name: measure.score(counts[name]) for name, measure in self.measures.items()}
+
+    def _counts(self, measure: Measure) -> Tensor:
+        """Return the counts of a measure: [rows, C], or [N, rows, C] of images."""
+        counts: Tensor | list[Tensor] = getattr(self, _state_name(measure))
+        return torch.cat(counts or [self._no_counts(measure)]) if isinstance(counts, list) else counts
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:  # noqa: ANN401
         """Plot values, by default that of :meth:`compute`; see :meth:`torchmetrics.Metric.plot`.

@@ -103,4 +103,4 @@ class BoundaryScores(_SurfaceMetric):
 
     def compute(self) -> dict[str, Tensor]:
         """Compute the scores by name, each as its own class does."""
-        return {name: self._score(measure) for name, measure in self.measures.items()}
+        return self._scores()

@@ -354,6 +354,14 @@ def test_a_rim_that_hides_all_borders_warns(function: Any) -> None:
         function(0 * plain, 0 * plain, 2, ignore_index=VOID)
 
 
+def test_all_scores_warn_once_of_rims() -> None:
+    target = rims(4)
+    metric = BoundaryScores(2, ignore_index=VOID)
+    with pytest.warns(UserWarning, match="^boundary_f1, trimap_iou: no border of the target") as warned:
+        metric(torch.where(target == VOID, 0, target), target)
+    assert len(warned) == 1
+
+
 @every
 @pytest.mark.parametrize("width", [2, 3, 4])
 def test_borders_across_void(function: Any, width: int) -> None:

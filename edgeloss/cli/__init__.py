@@ -6,6 +6,7 @@ import io
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import Sequence
 
 from edgeloss._checks.extras import install_advice
@@ -46,11 +47,21 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ModuleNotFoundError:
         sys.exit(f"edgeloss: error: the command needs rich; {install_advice('cli')}")
     from edgeloss.cli.commands import parse
-    from edgeloss.cli.messages import fail
+    from edgeloss.cli.messages import fail, say
+
+    warned: set[str] = set()
+
+    def show_warning(message: Warning | str, *_: object) -> None:
+        reason = str(message).partition(": ")[2]  # which several metrics may have
+        if reason not in warned:
+            warned.add(reason)
+            say(f"warning: {message}")
 
     try:
         options = parse(arguments)
-        return int(pkgutil.resolve_name(options.run)(options) or 0)
+        with warnings.catch_warnings():  # of the library, in one line as errors are
+            warnings.showwarning = show_warning  # type: ignore[assignment]
+            return int(pkgutil.resolve_name(options.run)(options) or 0)
     except SystemExit as end:  # of --help, whose output is to be flushed too, or of an error
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except ImportError as error:  # names the extra to install

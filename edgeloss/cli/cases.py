@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
@@ -16,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss._checks import inputs
+from edgeloss._checks.nearest import shortened
 from edgeloss._checks.remap import table_rules
 from edgeloss.cli.commands import OF_LOSS, check_class_count
 from edgeloss.cli.messages import say
@@ -39,7 +41,7 @@ from edgeloss.io import (
     read_prediction,
     remap_labels,
 )
-from edgeloss.io.arrays import Choice, check_fits, count_slices, shortened
+from edgeloss.io.arrays import Choice, check_fits, count_slices
 from edgeloss.io.images import picture_size
 from edgeloss.io.labels import LABEL_NAMES
 from edgeloss.io.predictions import PREDICTION_NAMES
@@ -187,9 +189,9 @@ class Reader:
         kind = None if options.pred_kind == "auto" else options.pred_kind
         prediction = read_prediction(files.prediction, kind, key=options.key, colors=self._colors, within=size, **taken)
         h, w = prediction.values.shape[-2:]
-        check_fits(files.prediction, (h, w), size)
+        check_fits(files.prediction, prediction.values.shape, size)
         stored, (prediction, channels) = prediction, self._with_classes(prediction, mask, files)
-        _check_labels(mask, channels, self.ignore_index, files)
+        self._check_labels(files.mask, mask, channels, self.ignore_index, is_of_labels=prediction.kind == "labels")
         logits = prediction.logits(channels)
         is_stretched = not _have_one_aspect(prediction.values.shape[-2:], mask.shape)
         if is_stretched:
@@ -223,7 +225,9 @@ class Reader:
             return self._labels(prediction, mask, files)
         if self.num_classes not in (None, prediction.num_classes):
             given = "--region" if self._region is not None else "--classes" if self._options.data is None else "--data"
-            hint = "; classes come first, [C, H, W]" if prediction.values.shape[-1] == self.num_classes else ""
+            hint = f"; pass --classes {prediction.num_classes}" if isinstance(self._options.classes, int) else ""
+            if prediction.values.shape[-1] == self.num_classes:
+                hint = "; classes come first, [C, H, W]"
             raise InputError(
                 f"{files.prediction}: expected the {self.num_classes} classes of {given}, but got"
                 f" {prediction.num_classes}{hint}"
@@ -236,7 +240,7 @@ class Reader:
         if values.shape == mask.shape:  # labels of ignored pixels are not read, as logits are not
             values = values.masked_fill(void, 0)
         channels = self.num_classes or self._count_classes(values, mask.masked_fill(void, 0), files)
-        _check_labels(values, channels, None, files._replace(mask=files.prediction))
+        self._check_labels(files.prediction, values, channels, None, is_of_labels=True)
         if channels * values.numel() > _MAX_VALUES:
             size = " × ".join(map(str, values.shape))
             raise InputError(
@@ -261,6 +265,18 @@ class Reader:
                 " for more"
             )
         return count
+
+    def _check_labels(
+        self, path: Path, labels: Tensor, classes: int, ignore_index: int | None, *, is_of_labels: bool
+    ) -> None:
+        """Check the labels of a file; ``is_of_labels`` where the prediction is labels, of any number of classes."""
+        try:
+            inputs.check_labels(labels, classes, ignore_index, name=str(path))
+        except ValueError as error:
+            text = str(error).partition("; ")[0]  # its advice is about tensors
+            found = [label for label in torch.unique(labels).tolist() if label != ignore_index]
+            can_grow = is_of_labels and isinstance(self._options.classes, int)
+            raise InputError(f"{text}{_how_to_fit(found, classes, ignore_index, can_grow=can_grow)}") from error
 
     def _note(self, text: str, kind: str = "") -> None:
         """Print a note "PATH: ...", the first of its kind; by default, notes of the same words are of one kind."""
@@ -337,17 +353,39 @@ def _check_image(path: Path, size: Sequence[int], mask: Size, turned: int) -> No
     )
 
 
-def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, files: CaseFiles) -> None:
-    """Check the labels of the mask of a case."""
-    try:
-        inputs.check_labels(labels, num_classes, ignore_index, name=str(files.mask))
-    except ValueError as error:
-        hint = ""
-        if ignore_index == VOID_INDEX and (labels == -1).any():  # the ignore index 255 in int8
-            hint = "; if -1 marks void, pass --remap -1:255"
-        elif set(torch.unique(labels).tolist()) == {0, VOID_INDEX}:
-            hint = "; of a mask of 0 and 255, class 1 is target == 255: pass --mask-remap 255:1"
-        raise InputError(f"{error}{hint}") from error
+def _how_to_fit(found: Sequence[int], classes: int, void: int | None, *, can_grow: bool) -> str:
+    """Return the option for labels that are out of range, sorted: more classes, other numbers, or void.
+
+    Args:
+        found: the labels of a file.
+        classes: C.
+        void: the label to ignore of a mask, None of a prediction.
+        can_grow: whether --classes may be larger.
+
+    Example:
+        >>> _how_to_fit([0, 1, 2], 2, 255, can_grow=True)
+        '; pass --classes 3 if there are as many'
+        >>> _how_to_fit([0, 128, 254], 3, 255, can_grow=True)
+        '; if these are its classes, pass --mask-remap 128:1,254:2'
+        >>> _how_to_fit([0, 1, 2, 3], 2, 255, can_grow=False)
+        '; to ignore those beyond, pass --mask-remap 2-3:255'
+    """
+    first, last, flag = found[0], found[-1], "--pred-remap" if void is None else "--mask-remap"
+    if first < 0:
+        return "" if void is None else f"; if {first} marks void, pass {flag} {first}:{void}"
+    if can_grow and last < 2 * len(found):
+        return f"; pass --classes {last + 1} if there are as many"
+    if 2 <= len(found) <= classes:  # gray levels, or labels that do not begin at 0
+        runs = [[*run] for _, run in itertools.groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
+        rules = [_rule(run[0][1], run[-1][1], run[0][0]) for run in runs if run[0][0] != run[0][1]]
+        return f"; if these are its classes, pass {flag} {','.join(rules)}"
+    beyond = next(label for label in found if label >= classes)
+    return "" if void is None else f"; to ignore those beyond, pass {flag} {_rule(beyond, last, void)}"
+
+
+def _rule(first: int, last: int, to: int) -> str:
+    """Return the rule that replaces a range of labels."""
+    return f"{first}:{to}" if first == last else f"{first}-{last}:{to}"
 
 
 # ---------------------------------------------------------------------------------------------------- options

@@ -14,12 +14,14 @@ from typing import Any
 from edgeloss import __version__
 from edgeloss._checks.options import HELP, Options, check_label, check_option
 from edgeloss._checks.remap import REMAPS, Rule, parse_remap
-from edgeloss.cli.parser import Parser, did_you_mean
+from edgeloss.cli.parser import Parser
 from edgeloss.cli.paths import PALETTE_NAMES, READ_SUFFIXES, check_paths
 
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
 _EPILOG = (
-    "edgeloss COMMAND --help shows the options of a command.\n\n"
+    "Example:\n  edgeloss view --pred a.npy --mask a.png -o report.html --open\n\n"
+    "edgeloss COMMAND --help shows the options of a command. A file that exists is replaced only if the same command"
+    " wrote it.\n\n"
     "Exit codes: 0 success, 1 a value is not finite (diagnose), 2 invalid input or skipped images, 130 interrupted."
 )
 
@@ -91,9 +93,9 @@ def _add_view(parser: Parser) -> None:
 
     Examples:
       edgeloss view --pred a.npy --mask a.png -o panel.png
-      edgeloss view --pred a.npy --mask a.png --image a.jpg --classes classes.txt -o report.html --open
-      edgeloss view --image images --mask masks --pred logits -o pages --classes 11
-      edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
+      edgeloss view --pred a.npy --mask a.png --image a.jpg -o report.html --open
+      edgeloss view --pred logits --mask masks --image images -o pages
+      edgeloss view --pred ct.npy --mask labels.npy --slice 20-40 -o slices.html
     """
     parser.set_defaults(suffixes=(*PICTURES, ".html"), fills_folder=True)
     _add_prediction(parser)
@@ -127,16 +129,15 @@ def _add_compare(parser: Parser) -> None:
     """Compare the predictions of two networks for the same images.
 
     The page has:
-      training    the settings in which two runs differ
       scores      of both and what changes, per class too
       examples    where the second gains most boundary F1,
                   the median, and where it loses most
       all images  to sort by any change and to filter
+      training    the settings in which two runs differ
 
     Examples:
       edgeloss compare logits_a logits_b --mask masks -o compare.html
-      edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html
-      edgeloss compare runs/ce/labels runs/edge/labels --mask masks --classes 11 -o compare.html --open
+      edgeloss compare ce/labels edge/labels --mask masks -o compare.html --open
     """
     parser.set_defaults(suffixes=(".html",))
     parser.add_argument("first", metavar="A", type=Path, help="Predictions of the first network: a folder or a file.")
@@ -165,10 +166,11 @@ def _add_metrics(parser: Parser) -> None:
 
     Examples:
       edgeloss metrics --pred predictions --mask masks --classes 11
-      edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
-      edgeloss metrics --pred predictions --mask masks --classes 11 --scores all --per-image images.csv
-      edgeloss metrics --pred volumes --mask labels --classes 3 --scores all --volumes --spacing 3 1 1
+      edgeloss metrics --pred logits --mask masks --classes classes.txt -o m.json
+      edgeloss metrics --pred logits --mask masks --classes 11 --scores all
+      edgeloss metrics --pred volumes --mask labels --classes 3 --volumes
     """
+    parser.set_defaults(suffixes=(".csv", ".json", ".txt", ""))
     _add_prediction(parser)
     parser.add_argument(
         "--scores",
@@ -189,6 +191,13 @@ def _add_metrics(parser: Parser) -> None:
         action="store_true",
         help="Score volumes in 3-D: masks [D, H, W], predictions [C, D, H, W] or labels [D, H, W]; with --slice, a"
         " part of each.",
+    )
+    parser.add_argument(
+        "--across-void",
+        type=_number(0, 1000, int),
+        default=0,
+        metavar="N",
+        help="Continue labels across void of at most N pixels, where void lies between all classes.",
     )
     parser.add_argument(
         "--per-image", metavar="FILE.csv", type=Path, help="A file for the scores of each image and class."
@@ -216,7 +225,7 @@ def _add_diagnose(parser: Parser) -> None:
 
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
-      edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
+      edgeloss diagnose --pred a.npy --mask a.png --figure gradient.png
       edgeloss diagnose --pred logits --mask masks --classes 11
     """
     parser.set_defaults(suffixes=PICTURES, fills_folder=True, output_flag="--figure")
@@ -262,11 +271,6 @@ def _add_prediction(parser: Parser) -> None:
 def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
     """Add the options that say how to read files."""
     parser.set_defaults(needs_classes=needs_classes)
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="Replace pages of edgeloss 0.3, which have no mark.",
-    )
     reading = parser.add_argument_group("reading files")
     reading.add_argument(
         "--data",
@@ -420,9 +424,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
         program.exit()
     options, unknown = program.parse_known_args(words)
     if unknown:
-        flags = options.parser._option_string_actions
-        hint = did_you_mean(unknown[0].partition("=")[0], flags, 0.75)
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        options.parser.error(f"expected options, but got {' '.join(unknown)}")
     if options.run.endswith(":info"):
         return options
     if (options.mask is None) == (options.data is None):

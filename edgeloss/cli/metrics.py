@@ -35,6 +35,7 @@ def metrics(options: Namespace) -> int:
         reader.num_classes,
         reader.ignore_index,
         options.spacing,
+        across_void=options.across_void,
         dims=3 if options.volumes else 2,
         keeps_images=keeps_images,
     )

@@ -15,19 +15,15 @@ from edgeloss.cli.messages import say
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HEADER_END = 33  # of a PNG: its signature and its first chunk
 _ENDS = 4096  # bytes at both ends of a file that a mark is looked for in
-# What the outputs of version 0.3 have, which left no mark.
-_OF_EARLIER_VERSIONS = (b"atplotlib", b"The page loads nothing")
-_ANY_MARK = re.compile(rb"edgeloss (view|compare|diagnose)\b")
 
 
-def why_not(path: Path, command: str, *, flag: str = "--output", overwrite: bool = False) -> str:
+def why_not(path: Path, command: str, *, flag: str = "--output") -> str:
     """Return why a command may not write a file, nothing if it may: what exists must be its own earlier output.
 
     Args:
         path: to write.
         command: its name.
         flag: the option that names the output.
-        overwrite: also accept outputs of versions that did not mark them.
     """
     try:
         about = path.stat()
@@ -49,13 +45,9 @@ def why_not(path: Path, command: str, *, flag: str = "--output", overwrite: bool
         return f"{path}: {error.strerror}"
     if _mark(command) in ends or (command == "metrics" and _is_table(ends)):
         return ""
-    is_earlier = any(sign in ends for sign in _OF_EARLIER_VERSIONS) and not _ANY_MARK.search(ends)
-    if is_earlier and overwrite:
-        return ""
-    more = ", or pass --overwrite if an earlier version of edgeloss wrote it" if is_earlier else ""
     return (
-        f"{path}: expected a new file or an output of edgeloss {command}, but got another file; choose another"
-        f" {flag}{more}"
+        f"{path}: expected a new file or an output of edgeloss {command}, but got another file; delete it, or choose"
+        f" another {flag}"
     )
 
 

@@ -82,7 +82,7 @@ def _check_index(index: Path, pages: Sequence[Path], options: Namespace) -> None
         raise InputError(
             f"{options.output}: expected names other than index, but got one; it would overwrite index.html"
         )
-    if reason := why_not(index, options.command, flag=options.output_flag, overwrite=options.overwrite):
+    if reason := why_not(index, options.command, flag=options.output_flag):
         raise InputError(reason)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from argparse import PARSER, SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from edgeloss._checks.nearest import did_you_mean
 from edgeloss.cli.messages import fail
 
 
@@ -74,10 +73,19 @@ class Parser(ArgumentParser):
         """Print the help."""
         print(self.format_help(), end="", file=file)  # argparse drops errors of writing, as on a full disk
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
+        """Parse words; report an unknown option before what is required, which it may be a wrong name of."""
+        if self._subparsers is None:
+            names = [word.partition("=")[0] for word in args or () if word.startswith("--")]
+            if unknown := [name for name in names if name != "--" and name not in self._option_string_actions]:
+                known = [name for name in self._option_string_actions if name.startswith("--")]
+                self.error(f"no option {unknown[0]}{did_you_mean(unknown[0], known, 0.75)}")
+        return super().parse_known_args(args, namespace)
+
     def _check_value(self, action: Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
-            hint, expected = did_you_mean(str(value), names, 0.6), f"expected one of {', '.join(names)}"
+            hint, expected = did_you_mean(str(value), names), f"expected one of {', '.join(names)}"
             if action.nargs == PARSER:  # a command
                 raise ArgumentError(None, f"no command {value}{hint or f'; {expected}'}")
             raise ArgumentError(action, f"{expected}, but got {value}{hint}")
@@ -85,9 +93,3 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with an error of one line."""
         fail(f"{message}{' See' if message.endswith('?') else '; see'} {self.prog} --help")
-
-
-def did_you_mean(word: str, names: Iterable[str], cutoff: float) -> str:
-    """Return a hint at the name that is most like a word; nothing if none is."""
-    nearest = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
-    return f"; did you mean {nearest[0]}?" if nearest else ""

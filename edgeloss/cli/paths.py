@@ -7,11 +7,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from edgeloss._checks.nearest import did_you_mean, no_such_path
 from edgeloss.cli.messages import fail
 from edgeloss.cli.outputs import inside, why_not
 
 PALETTE_NAMES = ("ade20k", "camvid", "cityscapes", "voc")  # of edgeloss.io, which imports torch
-# The suffixes of edgeloss.io of files that are read, and that a table must not have.
+# The suffixes of edgeloss.io of files that are read.
 READ_SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"),
     *(".npy", ".npz", ".pt", ".pth"),
@@ -57,15 +58,19 @@ def _exists(path: Path) -> bool:
 
 def _is_folder(path: Path) -> bool:
     if not _exists(path):
-        fail(f"{path}: no such file or folder")
+        fail(no_such_path(path))
     return path.is_dir()
 
 
 def _check_list(path: Path, *, is_palette: bool) -> None:
-    if not _exists(path):
-        if is_palette:
-            fail(f"{path}: expected a file, or one of {', '.join(PALETTE_NAMES)}, but got neither")
-        fail(f"{path}: no such file or folder")
+    if _exists(path):
+        return
+    if path.suffix or len(path.parts) > 1:
+        fail(no_such_path(path))
+    if is_palette:
+        names = ", ".join(PALETTE_NAMES)
+        fail(f"--palette: expected a file, or one of {names}, but got {path}{did_you_mean(str(path), PALETTE_NAMES)}")
+    fail(f"--classes: expected the number of classes, or a file of their names, but got {path}")
 
 
 def _check_output(options: Namespace, sources: list[Path]) -> None:
@@ -84,14 +89,13 @@ def _check_output(options: Namespace, sources: list[Path]) -> None:
         fail(f"{output}: expected a path in a folder that can be written to, but got one in {parent}")
     suffix = output.suffix.lower()
     if suffixes and not fills_folder and suffix not in suffixes:
-        fail(f"{output}: expected an output in one of {', '.join(suffixes)}, but got {suffix or 'no suffix'}")
-    if suffixes is None and suffix in READ_SUFFIXES:
-        fail(f"{output}: expected a table, such as .csv, .json or .txt, but got {suffix}; choose another {flag}")
+        known = ", ".join(filter(None, suffixes))
+        fail(f"{output}: expected an output in one of {known}, but got {suffix or 'no suffix'}; choose another {flag}")
     if fills_folder and suffix in (*READ_SUFFIXES, *(suffixes or ())):
         form = " --format html" if suffix == ".html" else ""
         fail(f"{output}: expected a folder, but got a name that ends in {suffix}; pass {flag} {output.stem}{form}")
     is_read = fills_folder or suffix in READ_SUFFIXES
     if is_read and (folder := inside(output, [path for path in sources if path.is_dir()])):
         fail(f"{output}: expected a path outside of {folder}, whose files are read; choose another {flag}")
-    if not fills_folder and (reason := why_not(output, options.command, flag=flag, overwrite=options.overwrite)):
+    if not fills_folder and (reason := why_not(output, options.command, flag=flag)):
         fail(reason)

@@ -53,6 +53,7 @@ class Scoring:
         num_classes: C.
         ignore_index: the label of void pixels.
         spacing: size of a pixel of "all", one number or one per axis; None for 1.
+        across_void: the width of void that boundary scores continue labels across.
         dims: 2 for images, 3 for volumes.
         keeps_images: whether to keep the scores of each image.
 
@@ -67,12 +68,14 @@ class Scoring:
         ignore_index: int,
         spacing: Sequence[float] | None,
         *,
+        across_void: int,
         dims: int,
         keeps_images: bool,
     ) -> None:
         """Create the metrics."""
         shared: dict[str, Any] = {"ignore_index": ignore_index, "average": "none"}
         iou = MulticlassJaccardIndex(num_classes, zero_division=math.nan, **shared)
+        shared["across_void"] = across_void
         self._metrics: dict[str, Metric] = {"iou": iou}
         if spacing is not None and scores != "all":
             raise InputError("--spacing: expected --scores all too, since the default scores are in pixels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class Work:
         """Find the files."""
         self.cases = find_cases(options, split)
         self.skipped: dict[str, str] = {}
+        self._alike: dict[str, list[str]] = {}  # the names that were skipped for reasons that differ in numbers only
         self._goes_on = options.takes_folders and not options.strict
 
     def __iter__(self) -> Iterator[tuple[CaseFiles, Said]]:
@@ -85,7 +87,7 @@ class Work:
             return {files.name: options.output for files in self.cases}
         paths = {files.name: options.output / f"{files.name}{suffix}" for files in self.cases}
         for path in paths.values():
-            if reason := why_not(path, options.command, flag=options.output_flag, overwrite=options.overwrite):
+            if reason := why_not(path, options.command, flag=options.output_flag):
                 raise InputError(reason)
         return paths
 
@@ -102,13 +104,23 @@ class Work:
         except InputError as error:
             if not self._goes_on or isinstance(error, OutputError):
                 raise
-            self.skipped[files.name] = str(error)
-            say(f"skipped: {error}")
+            reason = str(error)
+            self.skipped[files.name] = reason
+            kind = reason
+            for path in filter(None, files[1:]):
+                kind = kind.replace(str(path), "")
+            alike = self._alike.setdefault(re.sub("[0-9]+", "", kind), [])
+            alike.append(files.name)
+            if len(alike) == 1:
+                say(f"skipped: {reason}")
 
     def finish(self) -> int:
         """Report how many cases were skipped, and return the exit code."""
         if not self.skipped:
             return 0
+        for first, *others in self._alike.values():
+            if others:
+                say(f"skipped: {len(others)} more for the same reason as {first}")
         is_all = len(self.skipped) == len(self.cases)
         names = "" if is_all else ": " + ", ".join(map(printable, self.skipped))
         say(f"error: {len(self.skipped)} of {len(self.cases)} images were skipped{names}")

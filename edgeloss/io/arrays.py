@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss._checks import inputs
+from edgeloss._checks.nearest import shortened
 from edgeloss.io import limits
 from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading
 
@@ -186,7 +187,7 @@ def _read_header(file: IO[bytes]) -> tuple[Sequence[int], int]:
 def _check_shape(shape: Sequence[int], itemsize: int, path: Path, choice: Choice) -> None:
     """Check an array by its shape, before memory is taken for it."""
     if choice.within is not None and len(shape) >= 2 and 0 not in shape:
-        check_fits(path, (shape[-2], shape[-1]), choice.within)
+        check_fits(path, shape, choice.within)
     if (most := Image.MAX_IMAGE_PIXELS) is not None and math.prod(shape[-2:]) > most:
         raise InputError(f"{path}: expected at most {most} pixels, but got {list(shape)}; pass --max-pixels to read it")
     lengths = (
@@ -200,19 +201,27 @@ def _check_shape(shape: Sequence[int], itemsize: int, path: Path, choice: Choice
         )
 
 
-def check_fits(path: Path, size: tuple[int, int], mask: Size) -> None:
-    """Check that a prediction is a picture of the size of its mask, or of a lower resolution.
+def check_fits(path: Path, shape: Sequence[int], mask: Size) -> None:
+    """Check that a prediction [..., H, W] is a picture of the size of its mask, or of a lower resolution.
 
     Raises:
         InputError: if it has more pixels along an axis, or is stretched by more than twice.
     """
+    if _fits(shape[-2:], mask):
+        return
+    advice = "pass the mask of this size, or resize the prediction"
+    if len(shape) >= 3 and _fits(shape[-3:-1], mask):
+        advice = "store it with the classes first, [C, H, W], as by numpy.moveaxis(prediction, -1, -3)"
+    raise InputError(
+        f"{path}: expected the {mask.height} × {mask.width} pixels of {mask.path}, or the same picture in lower"
+        f" resolution, but got {' × '.join(map(str, shape[-2:]))} in {list(shape)}; {advice}"
+    )
+
+
+def _fits(size: Sequence[int], mask: Size) -> bool:
     (h, w), (_, height, width) = size, mask
     # Rounding can stretch a few cells up to twice; more than that means axes in another order.
-    if h > height or w > width or not 0.5 <= (height * w) / max(width * h, 1) <= 2:
-        raise InputError(
-            f"{path}: expected the {height} × {width} pixels of {mask.path}, or the same picture in lower resolution,"
-            f" but got {h} × {w}; classes come first, [C, H, W]"
-        )
+    return h <= height and w <= width and 0.5 <= (height * w) / max(width * h, 1) <= 2
 
 
 def _slice(values: Any, at: int | None, path: Path) -> Any:  # noqa: ANN401
@@ -239,14 +248,3 @@ def _choose(found: Mapping[str, Any] | Sequence[str], choice: Choice, path: Path
             " --key"
         )
     return candidates[0]
-
-
-def shortened(words: Sequence[str], most: int = 8) -> str:
-    """Return words as a list of text: the first few, and how many more there are.
-
-    Example:
-        >>> shortened([str(number) for number in range(150)], 3)
-        '0, 1, 2 and 147 more'
-    """
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more

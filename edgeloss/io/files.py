@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from edgeloss._checks.nearest import no_such_path
+
 ARRAY_SUFFIXES = (".npy", ".npz", ".pt", ".pth")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", *ARRAY_SUFFIXES)  # lossless formats only
@@ -60,6 +62,8 @@ def reading(path: Path, failed: str) -> Iterator[None]:
             yield
     except InputError:
         raise
+    except FileNotFoundError as error:
+        raise InputError(no_such_path(path)) from error
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) else None
         # Pillow's messages end with the file object.

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeloss._checks.remap import Rule
 from edgeloss.io.arrays import Array, Choice, read_array, squeeze
 from edgeloss.io.class_lists import Rgb
-from edgeloss.io.files import ARRAY_SUFFIXES, LABEL_SUFFIXES, InputError
+from edgeloss.io.files import ARRAY_SUFFIXES, IMAGE_SUFFIXES, LABEL_SUFFIXES, InputError
 from edgeloss.io.images import Note, no_note, open_picture
 
 # Names that are looked for in a file of several arrays.
@@ -75,8 +75,9 @@ def read_labels(
     if region is not None:
         raise InputError(f"{path}: expected labels [C, H, W] of regions in one of {', '.join(ARRAY_SUFFIXES)}")
     if path.suffix.lower() not in LABEL_SUFFIXES:
+        hint = "; lossy compression changes labels: store a .png" if path.suffix.lower() in IMAGE_SUFFIXES else ""
         raise InputError(
-            f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}, but got {path.suffix or 'no suffix'}"
+            f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}, but got {path.suffix or 'no suffix'}{hint}"
         )
     return _labels_of_picture(path, colors, page, note)
 
@@ -106,7 +107,8 @@ def labels_of_array(array: Array, path: Path, note: Note = no_note) -> Tensor:
         note(f"{path}: read as one-hot labels, {array.text}")
         return values.argmax(hot)
     if values.dim() != 2 or not are_whole(values):
-        hint = VOLUME if values.dim() > 2 and array.is_integer else ""
+        of_floats = "; logits and probabilities are predictions, not labels (edgeloss --pred)"
+        hint = "" if values.dim() < 3 else VOLUME if array.is_integer else of_floats
         got = array.text if values.dim() != 2 else f"{array.text} with fractions"
         raise InputError(f"{path}: expected integer labels [H, W], but got {got}{hint}")
     return values.long()
@@ -174,9 +176,11 @@ def _labels_of_colors(pixels: npt.NDArray[np.uint8], colors: Mapping[Rgb, int] |
     y, x = np.argwhere(codes == unknown[-1])[0]
     color = tuple(pixels[y, x].tolist())
     if colors is None:
+        advice = "store indices, or name the palette (edgeloss --palette)"
+        if len(found) > 256:
+            advice = "is it a photograph (edgeloss --image), or a mask that was stored as JPEG, which changes labels?"
         raise InputError(
-            f"{path}: expected class indices, but got colors, {color} at [{y}, {x}]; store indices, or name the palette"
-            " (edgeloss --palette)"
+            f"{path}: expected class indices, but got {len(found)} colors, such as {color} at [{y}, {x}]; {advice}"
         )
     raise InputError(
         f"{path}: expected colors of the palette, but got {len(unknown)} unknown, such as {color} at [{y}, {x}]"

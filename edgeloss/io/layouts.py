@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from edgeloss._checks.nearest import did_you_mean
 from edgeloss._checks.remap import REMAPS
 from edgeloss.io.class_lists import read_classes
 from edgeloss.io.class_names import CLASS_NAMES
-from edgeloss.io.files import IMAGE_SUFFIXES, LABEL_SUFFIXES, VOID_INDEX, InputError, check_file, reading
+from edgeloss.io.files import IMAGE_SUFFIXES, LABEL_SUFFIXES, VOID_INDEX, InputError, reading
 from edgeloss.io.pairs import Folder, files_by_stem, pair_files
 
 
@@ -118,7 +119,9 @@ def find_split(layout: str, root: str | Path, split: str, *, classes: str | Path
         ('a', 150, 0)
     """
     if layout not in LAYOUTS:
-        raise InputError(f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}")
+        raise InputError(
+            f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}{did_you_mean(layout, LAYOUTS)}"
+        )
     about, root, names = LAYOUTS[layout], Path(root), CLASS_NAMES.get(layout)
     if classes is not None and names:
         raise InputError(f"classes: expected none for the layout {layout}, which has its own, but got {classes}")
@@ -157,10 +160,6 @@ def pair_folders(
 
 def _read_names(path: Path) -> list[str]:
     """Read a list of names: the first word of each line, without folder and suffix."""
-    check_file(path)
-    if not path.exists():
-        others = ", ".join(sorted(other.stem for other in path.parent.glob("[!.]*.txt")))
-        raise InputError(f"{path}: no such list of names; there are {others or 'none'}")
     with reading(path, "expected a text file in UTF-8, but got other bytes ({})"):
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     names = [Path(line.split()[0]).stem for line in lines if line.strip() and not line.startswith("#")]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from edgeloss._checks.nearest import no_such_path, shortened
 from edgeloss.io.files import InputError
 
 _SHOWN = 3  # names in a message
@@ -157,11 +158,16 @@ def _nothing_in_common(
         known, where = [*names], "of its list"
     one, other = known[0], sorted(files[culprit])[0]
     text = f"{folders[culprit]}: expected names {where}, but got none that is in all folders: {other}, not {one}"
+    if inside := sorted(str(folders[culprit] / Path(name).parent) for name in files[culprit] if Path(name).name == one):
+        return f"{text}; pass one of its folders, {shortened(inside)}"
     for kind, longer, shorter in ((culprit, files[culprit], one), (first, known, other)):
+        flag = f"--{_FLAGS.get(kind, kind)}-suffix"
         ends = {name[len(shorter) :] for name in longer if name.startswith(shorter)}
         if len(ends) == 1:
-            return f"{text}; pass --{_FLAGS.get(kind, kind)}-suffix {ends.pop()}"
-    return f"{text}; pass --mask-suffix or --pred-suffix where names end differently"
+            return f"{text}; pass {flag} {ends.pop()}"
+        if begins := [name.removesuffix(shorter) for name in longer if name.endswith(shorter)]:
+            return f"{text}; pass {flag} '{begins[0]}{{stem}}'"
+    return f"{text}; pass --mask-suffix or --pred-suffix where names differ in a part"
 
 
 # The options of the command about the names of a kind, where they are not named after it.
@@ -176,10 +182,12 @@ def _list_files(folder: Folder) -> dict[str, Path]:
         before, after = "", ends
     files: dict[str, Path] = {}
     others: list[str] = []
+    suffixes: set[str] = set()
     for path in sorted(_walk(folder.path)):
         # macOS has written names in another form than other systems do.
         relative = PurePosixPath(unicodedata.normalize("NFC", path.relative_to(folder.path).as_posix()))
         if relative.suffix.lower() not in folder.suffixes:
+            suffixes.add(relative.suffix)
             continue
         whole = relative.name if after and relative.name.endswith(after) else relative.stem
         if not (whole.startswith(before) and whole.endswith(after) and len(whole) > len(before) + len(after)):
@@ -192,7 +200,8 @@ def _list_files(folder: Folder) -> dict[str, Path]:
     if not files:
         pattern = folder.ends if has_stem else f"NAME{folder.ends}"
         expected = pattern if others else f"{', '.join(folder.suffixes)} files"
-        raise InputError(f"{folder.path}: expected {expected}, but got {', '.join(others[:_SHOWN]) or 'none'}")
+        got = shortened(others or sorted(suffixes), _SHOWN) or "none"
+        raise InputError(f"{folder.path}: expected {expected}, but got {got}")
     return files
 
 
@@ -214,7 +223,8 @@ def _walk(folder: Path) -> Iterator[Path]:
                         else:
                             yield place / entry.name
         except OSError as error:
-            raise InputError(f"{place}: {error.strerror}") from error
+            is_missing = isinstance(error, FileNotFoundError)
+            raise InputError(no_such_path(place) if is_missing else f"{place}: {error.strerror}") from error
 
 
 def _by_stem(listed: Sequence[dict[str, Path]]) -> Sequence[dict[str, Path]]:

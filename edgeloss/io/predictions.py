@@ -275,7 +275,7 @@ def _gray_array(path: Path, page: int | None, within: Size | None) -> Array:
         raise InputError(f"{path}: expected probabilities in gray, but got mode {picture.mode}")
     pixels = np.array(picture)
     if within is not None:
-        check_fits(path, (pixels.shape[0], pixels.shape[1]), within)
+        check_fits(path, pixels.shape, within)
     is_float = pixels.dtype.kind == "f"
     values = torch.from_numpy(pixels if is_float else pixels.astype(np.int64))
     return Array(values, f"{pixels.dtype.name} {list(pixels.shape)}")

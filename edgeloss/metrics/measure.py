@@ -254,7 +254,7 @@ def warn_of_hidden_borders(metrics: Iterable[str]) -> None:
     if names := ", ".join(dict.fromkeys(metrics)):
         warnings.warn(
             f"{names}: no border of the target is next to another class, since void (ignore_index) lies between all"
-            " classes, so that a perfect prediction scores nan; pass across_void=k to continue labels across void of at"
-            " most k pixels",
+            " classes, so that a perfect prediction scores nan; pass across_void=k (edgeloss metrics --across-void k)"
+            " to continue labels across void of at most k pixels",
             stacklevel=4,
         )

@@ -75,6 +75,8 @@ FILES: dict[str, Write] = {
     "sevens.png": image(np.full((H, W), 7, np.uint8)),
     "two.png": image(mask_array() == 1),
     "three.png": image(mask_array() % 255),
+    "levels.png": image(np.array([0, 128, 255], np.uint8)[np.arange(H * W).reshape(H, W) % 3]),
+    "photo.png": image(np.random.default_rng(0).integers(256, size=(H, W, 3), dtype=np.uint8)),
     "small.png": image(np.zeros((H // 4, W), np.uint8)),
     "truncated.png": truncated("mask.png", 30),
     "words.png": text("not an image"),
@@ -86,6 +88,8 @@ FILES: dict[str, Write] = {
     "one_color.txt": text("0 1 2 3\n"),
     "bright.txt": text("0 1 2 3\n1 256 0 0\n"),
     "others/z.png": image(mask_array()),
+    **{f"begun/x{name}.png": image(mask_array()) for name in "abc"},
+    **{f"parts/{part}/{name}.png": image(mask_array()) for part in ("one", "two") for name in "abc"},
     "incomplete/a.png": image(mask_array()),
     "twice/a.npy": text(""),
     "twice/a.pt": text(""),
@@ -112,25 +116,26 @@ VOLUME = (
 
 # What every command says: of the mask, or of other words.
 EVERY = [
-    ("--mask no.png", "no.png: no such file or folder"),
-    ("--mask mask.jpg", f"mask.jpg: {SUFFIXES} .jpg"),
+    ("--mask no.png", "no.png: no such file or folder; "),
+    ("--mask mask.jpg", f"mask.jpg: {SUFFIXES} .jpg; lossy compression changes labels: store a .png"),
     ("--mask notes.txt", f"notes.txt: {SUFFIXES} .txt"),
     ("--mask empty.png", f"empty.png: {NO_IMAGE}"),
     ("--mask empty.npy", f"empty.npy: {NOT_NUMBERS}"),
     ("--mask truncated.png", f"truncated.png: {NO_IMAGE} (image file is truncated)"),
     ("--mask small.png", "pred.npy: expected the 6 × 32 pixels of small.png, or the same picture in lower"),
     ("--mask sevens.png", "sevens.png: expected labels 0 to 2, or ignore_index=255, but got 7 at 768 pixels, first"),
-    ("--mask colors.png", "colors.png: expected class indices, but got colors, (200, 0, 0) at [0, 0]; store"),
+    ("--mask colors.png", "colors.png: expected class indices, but got 1 colors, such as (200, 0, 0) at [0, 0]; store"),
     ("--mask colors.png --palette voc", "colors.png: expected colors of the palette, but got 1 unknown, such as (200"),
     ("--mask quantized.npy", f"quantized.npy: expected integer labels [H, W], but got uint8 [3, 24, 32]{VOLUME}"),
-    ("--mask int8.npy", "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --remap -1:255"),
+    ("--mask int8.npy", "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --mask-remap -1:255"),
     ("--mask several.npz", "several.npz: expected one array, or one named labels, label, mask,"),
     ("--mask masks", "masks: expected only folders or only files, but got a folder, while pred.npy is a file"),
     ("--classes 1", "--classes: expected 2 to 32767 classes, but got 1; one logit has two"),
-    ("--classes 4", "pred.npy: expected the 4 classes of --classes, but got 3"),
+    ("--classes 4", "pred.npy: expected the 4 classes of --classes, but got 3; pass --classes 3"),
+    ("--classes three", "--classes: expected the number of classes, or a file of their names, but got three"),
     ("--classes no.txt", "no.txt: no such file or folder"),
     ("--classes empty.txt", "empty.txt: expected at least one class, but got none"),
-    ("--palette VOC", "VOC: expected a file, or one of ade20k, camvid, cityscapes, voc, but got neither"),
+    ("--palette VOC", "--palette: expected a file, or one of ade20k, camvid, cityscapes, voc, but got VOC"),
     ("--palette mask.png", "mask.png: expected a text file in UTF-8"),
     ("--palette bright.txt", 'bright.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),
     (
@@ -144,7 +149,7 @@ EVERY = [
     ("--region 1", "mask.png: expected labels [C, H, W] of regions in one of .npy"),
     ("--region lung", "or a name of --classes, but got 'lung'"),
     ("--ignore-index void", "argument --ignore-index: invalid int value: 'void'; see edgeloss {command} --help"),
-    ("--maks mask.png", "unrecognized arguments: --maks mask.png; did you mean --mask? See edgeloss {command} --help"),
+    ("--maks mask.png", "no option --maks; did you mean --mask? See edgeloss {command} --help"),
 ]
 # What some commands say: predictions, images, outputs, numbers and folders.
 SOME = {
@@ -168,14 +173,30 @@ SOME = {
             "--pred volume.npy --mask volume.npy --slice 3",
             "expected a volume [..., D, H, W] with slice 3 along D, but got [2, 3, 24",
         ),
-        ("--pred classes_last.npy", "classes_last.npy: expected the 24 × 32 pixels of mask.png, or the same"),
-        ("--pred large.npy", "or the same picture in lower resolution, but got 25 × 32; classes come first"),
+        (
+            "--pred classes_last.npy",
+            "but got 32 × 3 in [24, 32, 3]; store it with the classes first, [C, H, W], as by numpy.moveaxis",
+        ),
+        (
+            "--pred large.npy",
+            "in lower resolution, but got 25 × 32 in [3, 25, 32]; pass the mask of",
+        ),
         (
             "--pred quantized.npy",
             "but got uint8 [3, 24, 32], values are 0 to 0 and add up to 0 to 0 over the classes; store",
         ),
         ("--pred quantized.pt", "but got int8 [3, 24, 32], values are 0 to 0 and add up"),
         ("--pred sevens.png --classes 3", "sevens.png: expected labels 0 to 2, but got 7 at 736 pixels, first at"),
+        ("--pred three.png --classes 2", "but got 2 at 46 pixels, first at [1, 26]; pass --classes 3 if there are as"),
+        ("--pred levels.png --classes 3", "if these are its classes, pass --pred-remap 128:1,255:2"),
+        ("--mask levels.png --classes 3", "if these are its classes, pass --mask-remap 128:1"),
+        ("--pred a.png --mask pred.npy", "logits and probabilities are predictions, not labels (edgeloss --pred)"),
+        ("--pred prde.npy", "prde.npy: no such file or folder; did you mean pred.npy?"),
+        ("--mask maks/a.png", "maks/a.png: no such file or folder; did you mean masks/a.png?"),
+        ("--image images/d.png", "images/d.png: no such file or folder; did you mean images/c.png?"),
+        ("--image none/photograph.jpg", "none/photograph.jpg: no such file or folder; none has notes.txt"),
+        ("--classes nots.txt", "nots.txt: no such file or folder; did you mean notes.txt?"),
+        ("--mask photo.png", "is it a photograph (edgeloss --image), or a mask that was stored as JPEG, which changes"),
         ("--region 2 --mask volume.npy --pred quantized.npy", "expected [C, H, W] with class 2 to take, but got"),
         ("--palette one_color.txt", "one_color.txt: expected 3 colors, but got none for class 1, 2"),
         ("--image no.png", "no.png: no such file or folder"),
@@ -201,8 +222,9 @@ SOME = {
     "metrics": [
         ("--pred nan.npy", "nan.npy: expected finite values, but got 48 of 576 that are not; edgeloss diagnose"),
         ("-o mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
+        ("-o out.xlsx", "out.xlsx: expected an output in one of .csv, .json, .txt, but got .xlsx; choose another"),
         ("-o a.png/out.csv", "a.png/out.csv: expected a path in a folder that can be written to, but got one in"),
-        ("--power 1", "unrecognized arguments: --power 1; see edgeloss metrics --help"),
+        ("--power 1", "no option --power; see edgeloss metrics --help"),
     ],
     "diagnose": [
         ("--figure mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
@@ -210,8 +232,13 @@ SOME = {
     ],
     "view of folders": [
         ("--mask mask.png", "mask.png: expected only folders or only files, but got a file, while preds is a folder"),
-        ("--pred none", "none: expected .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth files, but got none"),
+        ("--pred none", "none: expected .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth files, but got .txt"),
         ("--mask others", "preds: expected names as in others, but got none that is in all folders"),
+        ("--mask begun", "pass --mask-suffix 'x{stem}'"),
+        (
+            "--pred parts",
+            "in all folders: one/a, not a; pass one of its folders, parts/one, parts/two",
+        ),
         ("--mask others --skip-missing", "preds: expected names as in others, but got none that is in"),
         (
             "--mask incomplete",
@@ -258,7 +285,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in "abc":
             shutil.copy(folder / source, (folder / kind / name).with_suffix(Path(source).suffix))
     for name, write in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         write(folder / name)
     return folder
 

@@ -62,7 +62,7 @@ def test_a_data_set_as_downloaded_is_read(run: Run, tmp_path: Path, layout: str,
     [
         ("--data camvid no train", "no: no such file or folder"),
         ("--data coco data train", "layout: expected one of folder, ade20k, camvid,"),
-        ("--data camvid data test", "data/test: No such file or directory"),
+        ("--data camvid data test", "data/test: no such file or folder; data has "),
         ("--data camvid data train --classes classes.txt", "classes: expected none for the layout camvid"),
         (
             "--data camvid data train --mask data",
@@ -183,6 +183,7 @@ def test_metrics_and_diagnose_skip_bad_files(run: Run, folders: Path) -> None:
         ran = run(*command, *more)
         assert ran.code == 2
         assert ran.err.count("edgeloss: skipped: ") == 2
+        assert "edgeloss: skipped: 1 more for the same reason as a\n" in ran.err
         assert ran.err.endswith("edgeloss: error: 2 of 3 images were skipped: a, b\n")
         assert ran.out or (folders / "c.html").exists()
         strict = run(*command, *more, "--strict")
@@ -230,7 +231,7 @@ def test_an_error_of_a_binary_mask_advises_its_target(run: Run, tmp_path: Path) 
     given = ["metrics", "--pred", tmp_path / "p.npy", "--mask", tmp_path / "m.png", "--classes", 2]
     ran = run(*given, "--ignore-index", -100)
     assert ran.code == 2
-    assert "class 1 is target == 255: pass --mask-remap 255:1" in ran.err
+    assert "if these are its classes, pass --mask-remap 255:1" in ran.err
     assert run(*given, "--mask-remap", "255:1").code == 0
 
 

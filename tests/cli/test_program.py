@@ -84,13 +84,17 @@ GIVEN = ["--pred", __file__, "--mask", __file__]
 LIGHT: list[tuple[list[str], int, str]] = [
     (["view", "--help-all"], 0, "--edge-weight"),
     (["--version"], 0, f"edgeloss {edgeloss.__version__}\n"),
-    (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder\n"),
+    (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder; "),
     (["metrics", "--pred", __file__, "--mask", "no.png", "--classes", "3"], 2, "error: no.png: no such"),
-    (["view", *GIVEN, "--classes", "no.txt", "-o", "a.png"], 2, "error: no.txt: no such file or folder\n"),
+    (["view", *GIVEN, "--classes", "no.txt", "-o", "a.png"], 2, "error: no.txt: no such file or folder; "),
     (["view", *GIVEN, "--slice", "4-2", "-o", "a.png"], 2, "error: argument --slice: expected N or FIRST-LAST"),
     (["view", *GIVEN, "--remap", "1:2:3", "-o", "a.png"], 2, "error: argument --remap: expected FROM:TO"),
     (["diagnose", *GIVEN, "--classes", "1"], 2, "error: argument --classes: expected 2 to 32767 classes"),
-    (["compare", __file__, __file__, *GIVEN[2:], "--palette", "VOC", "-o", "a.html"], 2, "error: VOC: expected a"),
+    (
+        ["compare", __file__, __file__, *GIVEN[2:], "--palette", "VOC", "-o", "a.html"],
+        2,
+        "error: --palette: expected a",
+    ),
 ]
 STARTS = [["/bin/edgeloss"], ["-m", "edgeloss"]]
 EACH = """

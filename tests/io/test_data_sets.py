@@ -97,7 +97,7 @@ ID = "gtFine/train/ulm/ulm_000000_000019_gtFine_labelIds.png"
 @pytest.mark.parametrize(
     ("layout", "split", "removed", "message"),
     [
-        ("folder", "train", "classes.txt", "{path}: No such file"),
+        ("folder", "train", "classes.txt", "{path}: no such file or folder"),
         (
             "folder",
             "train",
@@ -105,16 +105,16 @@ ID = "gtFine/train/ulm/ulm_000000_000019_gtFine_labelIds.png"
             "masks: expected a file for each name, but got none for b; nearest to",
         ),
         ("folder", "train", "train/images/b.png", "images: expected a file for each name, but got none for b; nearest"),
-        ("cityscapes", "train", "leftImg8bit/train", "{path}: No such file or directory"),
+        ("cityscapes", "train", "leftImg8bit/train", "{path}: no such file or folder"),
         (
             "cityscapes",
             "train",
             ID,
             "train: expected a file for each name, but got none for ulm_000000_000019; nearest",
         ),
-        ("ade20k", "train", "ADEChallengeData2016/objectInfo150.txt", "images/train: No such file or directory"),
-        ("voc", "train", TRAIN, "{path}: no such list of names; there are val"),
-        ("voc", "train", f"{VOC}/ImageSets", "{path}/Segmentation/train.txt: no such list of names; there are none"),
+        ("ade20k", "train", "ADEChallengeData2016/objectInfo150.txt", "images/train: no such file or folder"),
+        ("voc", "train", TRAIN, "{path}: no such file or folder; "),
+        ("voc", "train", f"{VOC}/ImageSets", "{path}/Segmentation/train.txt: no such file or folder"),
         ("pet", "trainval", "images/Abyssinian_1.jpg", "images: expected a file for each name, but got none for Aby"),
         ("volumes", "train", "train/a.npz", "{root}/train: expected .npz files, but got none"),
     ],
@@ -190,7 +190,7 @@ def test_files_are_matched(tmp_path: Path, files: list[str], preds: str, masks: 
         (["L/a.npy", "M/a_mask.png"], "", "M: expected names as in {root}/L, but got none that is in all folders: "
             "a_mask, not a; pass --mask-suffix _mask"),
         (["L/a_out.npy", "M/a.png"], "", "a, not a_out; pass --pred-suffix _out"),
-        (["L/a.npy", "M/b.png"], "", "b, not a; pass --mask-suffix or --pred-suffix where names end differently"),
+        (["L/a.npy", "M/b.png"], "", "b, not a; pass --mask-suffix or --pred-suffix where names differ in a part"),
         (["L/a.npy", "M/a.png"], "_x", "M: expected NAME_x, but got a.png"),
         (["L/a.npy", "M/a.png"], "x_{stem}.png", "M: expected x_{{stem}}.png, but got a.png"),
         (["L/img_1.npy", "L/img_2.npy", "L/img_3.npy", "L/img_04.npy", "M/img_1.png", "M/img_2.png", "M/img_3.png",

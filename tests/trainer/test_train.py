@@ -90,7 +90,7 @@ def test_figures_are_those_of_the_network(trained: Path) -> None:
 @pytest.mark.slow
 def test_an_error_is_one_line(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, options, message in (
-        (tmp_path, ["--data.root=nowhere"], "nowhere/train/images: No such file or directory"),
+        (tmp_path, ["--data.root=nowhere"], "nowhere/train/images: no such file or folder"),
         (tmp_path, ["--model.loss.edge_weight=-1"], "edge_weight: expected"),
         (tmp_path, ["--trainer.accelerator=mps"], "train.py: "),
         (tmp_path, ["--best.monitor=val/other"], "monitor='val/other'"),

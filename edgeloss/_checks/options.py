@@ -89,7 +89,8 @@ TERMS = (
 )
 EDGE_TERMS = tuple(term for term in TERMS if term.denominator == "E")
 # What adds up to the loss, by its name in `return_terms`, and the option that weights it: edge terms after their focus.
-SUMMANDS = {"edge_focused" if term in EDGE_TERMS else term.name: term.weights[0] for term in TERMS}
+SUMMAND_OF = {term.name: "edge_focused" if term in EDGE_TERMS else term.name for term in TERMS}
+SUMMANDS = {SUMMAND_OF[term.name]: term.weights[0] for term in TERMS}
 # The options of the formula that makes the loss of the sums of the terms: numbers, in the order in which the kernels'
 # operator `reduce` has them.
 AFTER_SUMS = ("ce_weight", "edge_weight", "other_side_weight", "same_side_weight", "region_weight", "edge_focus")

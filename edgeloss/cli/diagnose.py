@@ -7,15 +7,13 @@ import dataclasses
 import math
 from argparse import Namespace
 
-import torch
-
 from edgeloss import debug
+from edgeloss._checks.nearest import shortened
 from edgeloss._checks.options import EDGE_TERMS, SUMMANDS
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, to_json
 from edgeloss.cli.outputs import say_wrote, write
 from edgeloss.cli.work import Work, read_split
-from edgeloss.io.arrays import shortened
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.scores import FIGURES
 
@@ -88,36 +86,42 @@ def _numbers(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> str:
     if "loss" in found:
         lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())
     text = "\n".join(f"{name:<12}{text}" for name, text in lines.items())
-    return f"{text}\n\n{_sum_of_terms(case, criterion)}" if "loss" in found else text
+    return f"{text}\n\n{_sum_of_terms(report, criterion)}" if report.terms else text
 
 
-def _sum_of_terms(case: Case, criterion: EdgeAwareLoss) -> str:
-    """Return the terms of a loss, each with its weight and its part in the loss, and what the edge loss consists of."""
-    with torch.no_grad():
-        loss, tensors = criterion(case.logits, case.target, return_terms=True)
-    total, terms = float(loss), {name: float(value) for name, value in tensors.items()}
+def _sum_of_terms(report: debug.Report, criterion: EdgeAwareLoss) -> str:
+    """Return the terms of a loss, each with its part in the loss and in its gradient, and what the edges consist of."""
+    terms, norms = report.terms, report.gradient_norms
+    weights = {name: weight for name, option in SUMMANDS.items() if (weight := getattr(criterion, option))}
+    total, all_norms = sum(weight * terms[name] for name, weight in weights.items()), sum(norms.values())
     digits = 4 if not total or not math.isfinite(total) else min(max(3 - math.floor(math.log10(abs(total))), 4), 12)
-    rows = [("term", "mean", "", "weight", "", "in the loss")]
-    for name, option in SUMMANDS.items():
-        if weight := getattr(criterion, option):
-            part = f"{weight * terms[name]:.{digits}f}"
-            rows.append((FIGURES[name].name, f"{terms[name]:.{digits}f}", "×", f"{weight:g}", "=", part))
-    rows.append(("loss", "", "", "", "", f"{total:.{digits}f}"))
+    rows = [("term", "mean", "", "weight", "", "in the loss", "gradient")]
+    for name, weight in weights.items():
+        part = f"{weight * terms[name]:.{digits}f}"
+        row = FIGURES[name].name, f"{terms[name]:.{digits}f}", "×", f"{weight:g}", "=", part
+        rows.append((*row, _share(norms[name], all_norms)))
+    rows.append(("loss", "", "", "", "", f"{total:.{digits}f}", _share(all_norms, all_norms)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in rows
     ]
     rule = "-" * len(lines[0])
     lines[1:1], lines[-1:-1] = [rule], [rule]
+    lines += ["", "gradient: the norm of each weighted term's gradient by the logits, in % of their sum"]
     if not criterion.edge_weight:
         return "\n".join(lines)
-    weights = criterion.same_side_weight, criterion.other_side_weight
+    side_weights = criterion.same_side_weight, criterion.other_side_weight
     sides = [
         f"{one.title} {terms[one.name]:.{digits}f}" + (f" × {weight:g}" if weight != 1 else "")
-        for one, weight in zip(EDGE_TERMS, weights, strict=True)
+        for one, weight in zip(EDGE_TERMS, side_weights, strict=True)
     ]
     before, after = f"{terms['edge']:.{digits}f}", f"{terms['edge_focused']:.{digits}f}"
-    return "\n".join([*lines, "", f"edges: {' + '.join(sides)} = {before}, {after} after the focus"])
+    return "\n".join([*lines, f"edges: {' + '.join(sides)} = {before}, {after} after the focus"])
+
+
+def _share(part: float, whole: float) -> str:
+    """Return a part in percent, a dash where there is no whole."""
+    return f"{100 * part / whole:.0f} %" if whole and math.isfinite(whole) else "-"
 
 
 def _shown(value: float | None) -> str:

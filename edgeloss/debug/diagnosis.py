@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,16 @@ from torch import Tensor
 
 from edgeloss._checks import hints, inputs
 from edgeloss.debug.calls import LEVELS, Finding, LossCall, Origin, Outcome
-from edgeloss.debug.findings import Labels, bad_input, bad_outcome, blame_term, evaluate_terms, odd_logits, odd_outcome
+from edgeloss.debug.findings import (
+    Labels,
+    Terms,
+    bad_input,
+    bad_outcome,
+    blame_term,
+    evaluate_terms,
+    odd_logits,
+    odd_outcome,
+)
 from edgeloss.debug.trees import LINE, Node, first_line, make_node, measure
 from edgeloss.loss import EdgeAwareLoss
 
@@ -31,6 +41,9 @@ class Report:
         findings: problems and remarks, the most severe first.
         origin: the operation that produced the first non-finite value, None if unknown.
         gradient: the gradient of the loss with respect to the logits, in their shape and dtype; None if there is none.
+        terms: of an :class:`~edgeloss.EdgeAwareLoss`, what ``return_terms`` returns; empty for other losses.
+        gradient_norms: the L2 norm of the part of the gradient that comes from each weighted term, ``cross_entropy``,
+            ``edge_focused`` and ``region``; empty for other losses.
     """
 
     ok: bool
@@ -38,6 +51,8 @@ class Report:
     findings: tuple[Finding, ...]
     origin: Origin | None
     gradient: Tensor | None
+    terms: dict[str, float]
+    gradient_norms: dict[str, float]
     _tree: Node
     _ignored: Tensor | None  # [B, *S] bool, the pixels that do not count; None if unknown
 
@@ -69,14 +84,17 @@ class Report:
 
         Returns:
             A dict with the keys ``ok``, ``name``, ``findings``, ``origin``, ``inputs``, and, where they exist,
-            ``loss``, ``gradient`` and ``terms``. The last four hold the statistics of each tensor.
+            ``loss``, ``gradient``, ``terms`` and ``gradient_norms``. The four from ``inputs`` to ``terms`` hold the
+            statistics of each tensor.
         """
+        norms = {name: norm if math.isfinite(norm) else None for name, norm in self.gradient_norms.items()}
         return {
             "ok": self.ok,
             "name": self.name,
             "findings": [finding._asdict() for finding in self.findings],
             "origin": None if self.origin is None else dataclasses.asdict(self.origin),
             **{section.name: section.to_dict() for section in self._tree.children},
+            **({"gradient_norms": norms} if norms else {}),
         }
 
     def figure(self) -> TextFigure:
@@ -154,7 +172,7 @@ def _diagnose(call: LossCall) -> Report:
     findings = [bad_input(path, stats) for line in arguments for path, stats in line.tensors() if stats.bad]
     bad_inputs = any(finding.level == "error" for finding in findings)
     findings += odd_logits(call.logits, measure(call.logits))
-    sections, origin = [Node("inputs", children=arguments)], None
+    sections, origin, terms = [Node("inputs", children=arguments)], None, Terms({}, {}, {})
     criterion = call.loss_fn if isinstance(call.loss_fn, EdgeAwareLoss) else None
     if call.logits.is_cuda and not criterion and labels and labels.wrong.any():
         given = Outcome(error="not run, since an out-of-range label may abort the CUDA context")
@@ -184,9 +202,15 @@ def _diagnose(call: LossCall) -> Report:
         else:
             findings += odd_outcome(labels, given, exact)
         if criterion:
-            section, blamed = _terms(call, criterion)
-            sections.append(section)
-            findings += blamed if given.bad() else []
+            try:
+                terms = evaluate_terms(call, criterion)
+            except Exception as error:  # of a subclass with other arguments
+                sections.append(Node("terms", f"not evaluated; {first_line(error)}"))
+            else:
+                each = {name: {"loss": term.loss, "gradient": term.gradient} for name, term in terms.each.items()}
+                lines = [_section(name, tensors) for name, tensors in each.items()]
+                sections.append(Node("terms", "each one separately, before its weight", children=lines))
+                findings += [blame_term(terms.each, call.logits)] if given.bad() else []
     ok = all(finding.level != "error" for finding in findings)
     return Report(
         ok=ok,
@@ -194,19 +218,11 @@ def _diagnose(call: LossCall) -> Report:
         findings=tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))),
         origin=origin,
         gradient=given.gradient,
+        terms=terms.values,
+        gradient_norms=terms.gradient_norms,
         _tree=Node("values", children=sections),
         _ignored=None if labels is None else labels.ignored(call.logits),
     )
-
-
-def _terms(call: LossCall, criterion: EdgeAwareLoss) -> tuple[Node, list[Finding]]:
-    """Return the terms as a section, and which of them to blame for a loss that is not finite."""
-    try:
-        terms = evaluate_terms(call, criterion)
-    except Exception as error:  # of a subclass with other arguments
-        return Node("terms", f"not evaluated; {first_line(error)}"), []
-    lines = [_section(name, {"loss": term.loss, "gradient": term.gradient}) for name, term in terms.items()]
-    return Node("terms", "each one separately, before its weight", children=lines), [blame_term(terms, call.logits)]
 
 
 def _section(name: str, tensors: dict[str, Tensor | None]) -> Node:

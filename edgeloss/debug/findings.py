@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeloss import _reduction as reduction
 from edgeloss._checks import inputs
 from edgeloss._checks.inputs import by_class, widest
-from edgeloss._checks.options import NO_POWER, Options, radius_per_axis
+from edgeloss._checks.options import NO_POWER, SUMMAND_OF, Options, radius_per_axis
 from edgeloss._reduction import Sums
 from edgeloss._reference import neighborhoods
 from edgeloss._reference import terms as reference
@@ -218,12 +218,24 @@ def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
 # ----------------------------------------------------------------------------------- the terms of an EdgeAwareLoss
 
 
-def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcome]:
-    """Evaluate each term with a weight > 0 separately, before its weight, in plain PyTorch.
+class Terms(NamedTuple):
+    """What the loss of a call consists of.
 
-    The loss is what ``return_terms`` returns, and the gradient the part of the term in that of the whole loss, whose
-    class weights u and focus φ it has: other weights would change t and with it φ. A map is summed.
+    Attributes:
+        each: each term with a weight > 0, before its weight. The loss is what ``return_terms`` returns, the gradient
+            the part of the term in that of the whole loss, whose class weights u and focus φ it has: other weights
+            would change t and with it φ.
+        values: what ``return_terms`` returns.
+        gradient_norms: of the ``SUMMANDS`` with a weight > 0: the L2 norm of the gradient of each, times its weight.
     """
+
+    each: dict[str, Outcome]
+    values: dict[str, float]
+    gradient_norms: dict[str, float]
+
+
+def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Terms:
+    """Evaluate each term of a loss separately, in plain PyTorch. A map is summed."""
     leaf = call.logits.clone().requires_grad_()
     reduced = "sum" if criterion.reduction == "none" else criterion.reduction
     options = replace(Options.from_attributes(criterion), sync_normalizer=False, reduction=reduced)
@@ -235,13 +247,20 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> dict[str, Outcom
     checked_call = inputs.Call(checked, options, options.edge_weight > 0, maps=abs(options.power) > NO_POWER)
     sums = reference.evaluate(checked_call)
     combined = reduction.combine(sums, checked_call, reduction.shared_normalizer(sums, checked_call))
-    outcomes = {}
+    values = {name: value.detach() for name, value in combined.values.items()}
+    each: dict[str, Outcome] = {}
+    gradients: dict[str, Tensor] = {}
     for name, weight in options.term_weights().items():
         if weight:
             part = _part_of_gradient(name, sums, checked, combined.loss)
             (gradient,) = torch.autograd.grad(part, leaf, retain_graph=True)
-            outcomes[name] = Outcome(combined.values[name].detach(), gradient / weight)
-    return outcomes
+            each[name] = Outcome(values[name], gradient / weight)
+            gradients[SUMMAND_OF[name]] = gradients.get(SUMMAND_OF[name], 0) + gradient
+    norms = {
+        name: float(torch.linalg.vector_norm(gradient, dtype=widest(leaf.device)))
+        for name, gradient in gradients.items()
+    }
+    return Terms(each, {name: float(value) for name, value in values.items()}, norms)
 
 
 def _part_of_gradient(name: str, sums: Sums, checked: inputs.Inputs, loss: Tensor) -> Tensor:

@@ -195,6 +195,25 @@ def test_volumes_are_scored_in_three_dimensions(run: Run, tmp_path: Path) -> Non
     assert "a.npz: expected a volume [..., D, H, W], but got [24, 32]" in measure(run, tmp_path, "--volumes").err
 
 
+@pytest.mark.filterwarnings("default:.*no border of the target")
+@pytest.mark.parametrize("scores", ["default", "all"])
+def test_a_void_rim_is_one_warning_that_names_an_option(run: Run, folder: Path, scores: str) -> None:
+    mask = np.zeros((H, W), np.uint8)
+    mask[:, W // 2 :] = 1
+    np.save(folder / "pred.npy", mask)
+    mask[:, W // 2 - 1 : W // 2 + 1] = 255
+    Image.fromarray(mask).save(folder / "mask.png")
+    command = ["metrics", *arguments(folder), "--classes", 2, "--scores", scores, "--json"]
+    ran = run(*command)
+    (warning,) = [line for line in ran.err.splitlines() if line.startswith("edgeloss: warning: ")]
+    assert "boundary_f1" in warning
+    assert "pass across_void=k (edgeloss metrics --across-void k)" in warning
+    assert json.loads(ran.out)["mean"]["boundary_f1_1px"] is None
+    ran = run(*command, "--across-void", 2)
+    assert "edgeloss: warning: " not in ran.err
+    assert json.loads(ran.out)["mean"]["boundary_f1_1px"] == 1
+
+
 def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
     np.save(folder / "pred.npy", torch.randn(C, H, W).numpy())
     ran = run("diagnose", *arguments(folder))
@@ -222,13 +241,15 @@ def test_the_terms_times_their_weights_add_up_to_the_loss(
     words = [word for name, weight in given.items() for word in (f"--{name}", weight)]
     text = run("diagnose", *arguments(folder), *words).out
     head, _, *rows = text.split("\n\n")[2].splitlines()
-    *terms, _, total = (row.rsplit(maxsplit=5) if "×" in row else row.split() for row in rows)
+    *terms, _, total = (row.rsplit(maxsplit=7) if "×" in row else row.split() for row in rows)
     assert len({len(row) for row in [head, *rows]}) == 1  # aligned columns
-    for _, mean, _, weight, _, part in terms:
+    for _, mean, _, weight, _, part, _, _ in terms:
         assert float(mean) * float(weight) == pytest.approx(float(part), abs=1e-4 * max(float(weight), 1))
-    assert sum(float(part) for *_, part in terms) == pytest.approx(float(total[-1]), abs=2e-4)
+    assert sum(float(part) for *_, part, _, _ in terms) == pytest.approx(float(total[1]), abs=2e-4)
+    assert sum(int(share) for *_, share, _ in terms) == pytest.approx(100, abs=1)  # each is rounded
+    assert total[2:] == ["100", "%"]
     loss = float(re.findall(r"\nloss +([0-9.]+) in float32", text)[0])
-    assert loss == pytest.approx(float(total[-1]), rel=1e-3)
+    assert loss == pytest.approx(float(total[1]), rel=1e-3)
     if given.get("edge-weight") == 0:
         assert [name for name, *_ in terms] == ["cross-entropy", "region term"]
         assert "edges: " not in text

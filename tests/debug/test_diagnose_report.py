@@ -56,7 +56,8 @@ def test_to_dict_is_strict_json() -> None:
     x, y = scene()
     x[0, 0, 0, 0] = math.inf
     plain = json.loads(json.dumps(diagnose(EdgeAwareLoss(), x, y).to_dict(), allow_nan=False))
-    assert list(plain) == ["ok", "name", "findings", "origin", "inputs", "loss", "gradient", "terms"]
+    assert list(plain) == ["ok", "name", "findings", "origin", "inputs", "loss", "gradient", "terms", "gradient_norms"]
+    assert None in plain["gradient_norms"].values()
     assert plain["ok"] is False
     assert plain["inputs"]["logits"]["posinf"] == 1
     assert plain["inputs"]["logits"]["first_bad"] == [0, 0, 0, 0]
@@ -151,14 +152,17 @@ def test_gradients_of_terms_are_parts_of_that_of_the_loss(reduction: Any, option
     leaf = x.double().requires_grad_()
     criterion = EdgeAwareLoss(ignore_index=255, reduction=reduction, edge_weight=0.5, same_side_weight=2.0, **options)
     call = LossCall(criterion, x.double(), y, {"pixel_weight": torch.rand(2, 12, 12).double()})
-    terms = evaluate_terms(call, criterion)
+    terms, values, norms = evaluate_terms(call, criterion)
     criterion(leaf, y, **call.kwargs).sum().backward()
     weights = {"cross_entropy": 1.0, "same_side": 1.0, "other_side": 0.5, "region": 3.0}
     assert list(terms) == list(weights)
     gradients = [weights[name] * term.gradient for name, term in terms.items() if term.gradient is not None]
     torch.testing.assert_close(torch.stack(gradients).sum(0), leaf.grad, rtol=1e-5, atol=1e-9)
+    parts = {"cross_entropy": gradients[0], "edge_focused": gradients[1] + gradients[2], "region": gradients[3]}
+    assert norms == pytest.approx({name: float(part.norm()) for name, part in parts.items()})
     criterion.reduction = "mean" if reduction == "mean" else "sum"
     _, named = criterion(leaf, y, **call.kwargs, return_terms=True)
+    assert values == pytest.approx({name: float(value) for name, value in named.items()}, rel=1e-5)
     for name, term in terms.items():
         torch.testing.assert_close(term.loss, named[name], rtol=1e-5, atol=0.0)
 

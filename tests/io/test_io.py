@@ -136,7 +136,7 @@ def test_damaged_files_are_read_or_rejected(tmp_path_factory: pytest.TempPathFac
     ("names", "message"),
     [
         (["a.png", "a.jpg"], r"a\.png: expected one file per name, but got .*a\.jpg too; rename one of them"),
-        ([".a.png", "a.txt"], r"expected \.png, .* files, but got none"),
+        ([".a.png", "a.txt"], r"expected \.png, .* files, but got .txt"),
     ],
 )
 def test_a_folder_has_one_file_per_name(tmp_path: Path, names: list[str], message: str) -> None:

@@ -18,7 +18,8 @@ from edgeloss.metrics.measure import LabelMaps
 _Array = npt.NDArray[Any]
 BORDER_RADIUS = 1  # pixels, the tolerance of boundary F1
 STRAY_RADIUS = 3  # pixels around a class, beyond which its predictions are stray
-_PLACES = 6  # the worst ones
+_PLACES = 4  # the worst ones
+_AROUND = 4  # a place is shown in a square of so many times its side, so that it is recognized
 _MISTAKES = 6  # the most frequent ones
 _PART = 2**20  # labels that are counted together: np.bincount copies them
 
@@ -292,7 +293,7 @@ def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dic
     size = min(max(round(min(losses.shape) / 12), 8), 64)
     blocks = torch.from_numpy(losses)[None].double()
     sums = F.avg_pool2d(blocks, size, ceil_mode=True, divisor_override=1)[0].nan_to_num(torch.inf, torch.inf).numpy()
-    across = min(round(1.8 * size), *losses.shape)
+    across = min(_AROUND * size, *losses.shape)
     places: list[dict[str, Any]] = []
     while len(places) < _PLACES and (total := float(sums.max())) > 0:
         y, x = np.unravel_index(sums.argmax(), sums.shape)
@@ -301,7 +302,7 @@ def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dic
         top, left = (
             min(max(at - across // 2, 0), length - across) for at, length in zip(middle, losses.shape, strict=True)
         )
-        part = slice(top, top + across), slice(left, left + across)
+        part = tuple(slice(size * at, size * (at + 1)) for at in (y, x))
         most = mistakes(target[part], prediction[part])
         place = {"row": middle[0], "column": middle[1], "top": top, "left": left, "across": across}
         labels = most[0][:2] if most else [int(target[tuple(middle)])]

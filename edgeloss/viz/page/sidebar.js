@@ -96,13 +96,14 @@ const summarize = () => {
   return [text("h2", "This image"), ...hints, ...most];
 };
 
+const WORST_DOTS = 240; // of the pictures of the worst places
 const showWorst = () => {
   const { layer, places } = image.worst;
   find("#worst-about").textContent = places.length
-    ? `Where the sum of the ${layerOf(layer).name} is largest; wrong pixels in red. Press one to go there.`
+    ? `Where the sum of the ${layerOf(layer).name} is largest. Press one to go there.`
     : "There is no loss anywhere.";
   const buttons = places.map(({ row, column, across, sum, labels }) => {
-    const canvas = element("canvas", { width: 160, height: 160, ariaHidden: "true" });
+    const canvas = element("canvas", { width: WORST_DOTS, height: WORST_DOTS, ariaHidden: "true" });
     const size = text("small", sum === null ? " not finite" : ` ${withUnit(number(sum), layerOf(layer).unit)}`);
     const label = element("span", {}, labels.map(nameOf).join(" → "), size);
     const made = element("button", { title: `Row ${row}, column ${column}` }, canvas, label);
@@ -112,11 +113,13 @@ const showWorst = () => {
     });
     return made;
   });
+  find("#worst-key").hidden = !places.length;
   find("#worst").replaceChildren(...buttons);
 };
 
 const drawWorst = () =>
   findAll("#worst canvas").forEach((canvas, at) => {
     const { top, left, across } = image.worst.places[at];
-    drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.8 });
+    const frame = { left, top, dots: WORST_DOTS / across };
+    drawLayer(canvas.getContext("2d"), frame, image.picture ? "picture" : "truth", { contours: ["truth", "prediction"] });
   });

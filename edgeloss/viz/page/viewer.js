@@ -21,7 +21,7 @@ let newest; // the image that was chosen last; the one before stays until this o
 const open = async (index) => {
   find("#wait").style.visibility = "visible";
   const opened = (newest = openImage(images[index]));
-  const first = [images[index].picture ? "errors" : "truth", "edge"];
+  const first = ["prediction", "edge"];
   const preferred = () => menus.map((menu, side) => menu.value || first[side]);
   const missing = () => ["truth", "prediction", ...preferred()].filter((name) => opened.has(name) && !opened.arrays[name]);
   if (!image) describe(opened, preferred());

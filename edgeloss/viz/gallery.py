@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,16 +13,14 @@ from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.coloring import picture_of_labels
 from edgeloss.viz.palette import VOID, WRONG
-from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_picture, photograph, picture
-from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes, shown_figures
+from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photograph, picture
+from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes, shown_figures, weakest_class
 
 _Array = npt.NDArray[Any]
 ABOUT_ALL = "Scores count the pixels of all images together; losses are means over the images."
-_SHOWN = (0, 3, 1, 2)  # places of the pictures of a card
 _ON_CARDS = tuple(FIGURES)[:2]  # figures of every card, next to the one that the page sorts by
-_LEAD = "All images under one network, the highest edge loss first. Open one to see its loss at each pixel."
+_NEXT = "The highest edge loss comes first; open an image to see its loss at each pixel."
 _SIDE = 240  # pixels of the pictures
 
 
@@ -79,10 +78,27 @@ def draw_index(
     parts = [
         pages.figure_tiles(figures, len(total.pixels), about=ABOUT_ALL),
         {"kind": "key", "entries": [*class_key(items, names, colors), ["wrong", to_hex(WRONG)]]},
-        gallery(items, (by, *FIGURES), names, _SHOWN),
+        gallery(items, (by, *FIGURES), names, [*range(len(items[0].pictures))]),
         pages.folded(configuration),
     ]
-    return pages.page(title, parts, kind="index", lead=_LEAD, links=links)
+    return pages.page(title, parts, kind="index", lead=_summary(items, figures, total, names), links=links)
+
+
+def _summary(items: Sequence[Item], figures: Mapping[str, float], total: Scores, names: Sequence[str]) -> str:
+    """Return how good a network is, which images and which class are the worst, and what to do next."""
+    means, lines = shown_figures(figures), []
+    for key, many in (("boundary_f1_1px", "over all pixels"), ("edge", "on average")):
+        name, _, is_score, *_ = FIGURES[key]
+
+        def rank(item: Item, key: str = key, sign: int = 1 if is_score else -1) -> float:
+            value = item.figures[0][key]
+            return sign * (math.inf if math.isnan(value) else value)  # the worst of losses, and no score
+
+        worst, end = min(items, key=rank), "lowest" if is_score else "highest"
+        shown = shown_figures(worst.figures[0])[name]
+        lines.append(f"The {name} is {means[name]} {many}, and {end} in {worst.name}: {shown}.")
+    iou = dict(zip(names, total.iou.tolist(), strict=False))
+    return " ".join(filter(None, [*lines, weakest_class(iou, "IoU"), _NEXT]))
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -163,8 +179,6 @@ def index_item(name: str, examined: Sequence[Arrays], images: Sequence[Rgb | Non
     truth, prediction, image = examined[middle].target[0], examined[middle].prediction[0], images[middle]
     errors = error_overlay(truth, prediction, on_photo=image is not None, side=_SIDE)
     pictures = [
-        photo_picture(image, truth.shape),
-        picture(picture_of_labels(truth, colors), _SIDE, "ground truth"),
         picture(labels_picture(truth, prediction, colors), _SIDE, "prediction"),
         picture(errors, _SIDE, "wrong pixels", base="gray"),
     ]

@@ -265,6 +265,20 @@ def about_figures(classes: int) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------- where it fails
 
 
+def weakest_class(scores: Mapping[str, float], name: str) -> str:
+    r"""Return which class has the lowest score of that name; nothing of fewer than two that have one.
+
+    Example:
+        >>> weakest_class({"road": 0.96, "car": 0.5, "bus": math.nan}, "IoU")
+        'The weakest class is car, with IoU of 50.0\xa0%.'
+    """
+    present = {one: score for one, score in scores.items() if not math.isnan(score)}
+    if len(present) < 2:
+        return ""
+    weakest = min(present, key=lambda one: present[one])
+    return f"The weakest class is {weakest}, with {name} of {shown(present[weakest], '.1%')}."
+
+
 def mistakes(target: _Array, prediction: _Array) -> list[list[int]]:
     """Return [true class, predicted class, wrong pixels] of the most frequent mistakes, from labels [H, W].
 

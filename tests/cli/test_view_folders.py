@@ -99,11 +99,15 @@ def test_the_gallery_sorts_and_filters(
         page.execute_script(script, name, value)
 
     assert shown() == ["b", "c", "a"]  # a loss of nan, then the highest
-    script = "return findAll('.gallery > li').map((one) => one.style.getPropertyValue('--part'))"
-    assert page.execute_script(script) == ["", "1", "0"]  # dots: from the lowest to the highest finite one
+    script = "return findAll('.gallery > li').map((one) => find('.spread .own', one)?.getAttribute('d') ?? '')"
+    bars = page.execute_script(script)  # of a histogram from the lowest to the highest finite one
+    assert [bar.partition(" ")[0] for bar in bars] == ["", "M23.1", "M0.1"]
+    assert page.execute_script("return find('.spread .all').getAttribute('d')") == bars[2] + bars[1]
     assert page.execute_script("return find('.toolbar + .hint').textContent").startswith(
-        "Dots: edge loss, on a line from "
+        "Bars: the edge loss of all images, from "
     )
+    lead = page.execute_script("return find('.lead').textContent")
+    assert re.search(r", and highest in b: nan\. The weakest class is ", lead)
     choose("#sort", "boundary_f1_1px")
     assert shown() == [name for _, name in sorted(scores)]
     page.execute_script("find('#order').click()")
@@ -147,7 +151,7 @@ def test_names_with_markup_are_text(run: Run, folders: Path, browse: Callable[[P
     page = browse(output / "index.html")
     shown = page.execute_script("return findAll('.gallery strong').map((one) => one.textContent)")
     assert set(shown) == {"a", "b", "c", *(name.replace("\n", "\\n") for name in NAMES)}
-    assert page.execute_script("return document.images.length") == 5 * (3 + len(NAMES))  # one of four over another
+    assert page.execute_script("return document.images.length") == 3 * (3 + len(NAMES))  # one of two over a photograph
     assert page.execute_script("return findAll('[onerror]').length") == 0
 
 

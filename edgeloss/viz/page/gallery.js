@@ -1,5 +1,7 @@
 // A gallery of thumbnails: sort the images, and show those of a class or name.
 
+const BINS = 24; // of the histogram on a card
+
 const figureLine = ([title, value, change]) =>
   element("div", {}, text("dt", title), element("dd", {}, value, ...(change ? [" ", text("small", change.text, change.tone)] : [])));
 const cardOf = (image, places) => {
@@ -46,26 +48,36 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
     const sign = scores.includes(key) ? 1 : -1;
     return (a, b) => (value(a) === value(b) ? a - b : sign * (value(a) - value(b)));
   };
-  // A dot below each figure that the page sorts by: its place between the lowest and the highest of all images.
-  const placeDots = () => {
+  // Below the figure that the page sorts by, a histogram of it over all images, in which the bar of the image is marked.
+  const drawHistograms = () => {
     const values = items.map((image) => image.values[by.value] ?? null);
     const [low, high] = [Math.min, Math.max].map((end) => end(...values.filter((value) => value !== null)));
-    const partOf = (value) => (value - low) / (high - low || 1);
-    cards.forEach((card, at) => card.style.setProperty("--part", values[at] === null ? "" : partOf(values[at])));
-    gallery.style.setProperty("--zero", isOfTwo && low < 0 && high > 0 ? partOf(0) : -1);
+    const binOf = (value) => Math.min(Math.floor((BINS * (value - low)) / (high - low)), BINS - 1);
+    const counts = Array(BINS).fill(0);
+    for (const value of low < high ? values : []) if (value !== null) counts[binOf(value)]++;
+    const most = Math.max(...counts);
+    const barOf = (count, bin) => (count ? `M${bin + 0.1} 1V${(1 - count / most).toFixed(3)}h.8V1Z` : "");
+    const all = counts.map(barOf).join("");
+    const zero = isOfTwo && low < 0 && high > 0 ? `M${((BINS * -low) / (high - low)).toFixed(2)} 0V1` : "";
+    cards.forEach((card, at) => {
+      find(".spread", card)?.remove();
+      if (values[at] === null || !most) return;
+      const bin = binOf(values[at]);
+      const bars = Object.entries({ all, zero, own: barOf(counts[bin], bin) }).map(([name, d]) => svg("path", { class: name, d }));
+      find(".by", card).after(svg("svg", { class: "spread", viewBox: `0 0 ${BINS} 1`, preserveAspectRatio: "none", "aria-hidden": "true" }, ...bars));
+    });
     const shownOf = (value) => {
       const [, text, change] = items[values.indexOf(value)].lines.find(([title]) => title === titles[by.value]);
       return change?.text ?? text;
     };
-    const ofAll = `Dots: ${by.selectedOptions[0].textContent}, on a line from ${shownOf(low)} to ${shownOf(high)} for all images`;
-    axis.textContent = low < high ? `${ofAll}${isOfTwo ? "; the mark on it is no change." : "."}` : "";
+    const ofAll = `Bars: the ${by.selectedOptions[0].textContent} of all images, from ${shownOf(low)} to ${shownOf(high)}; the blue bar has this image`;
+    axis.textContent = low < high ? `${ofAll}${isOfTwo ? ", and the line is no change." : "."}` : "";
   };
   const arrange = () => {
     const places = [...items.keys()].sort(comparison(by.value));
     if (reversed) places.reverse();
     const isRising = reversed !== (by.value === "name" || scores.includes(by.value));
     order.textContent = by.value === "name" ? (isRising ? "A to Z" : "Z to A") : isRising ? "Lowest first" : "Highest first";
-    placeDots();
     gallery.append(...places.map((at) => cards[at]));
     items.forEach(({ name, iou }, at) => {
       const hasClass = !class_.value || iou.some((one) => (one[class_.value] ?? null) !== null);
@@ -81,6 +93,7 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
       line.className = "class";
       find("dl", cards[at]).append(line);
     });
+    drawHistograms();
     const visible = cards.filter(({ hidden }) => !hidden).length;
     arrangeRows();
     count.textContent = visible < cards.length ? `${visible} of ${cards.length} images` : "";

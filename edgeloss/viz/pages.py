@@ -156,11 +156,13 @@ def table(
     foot: Sequence[Any] | None = None,
     title: str = "",
     notes: Mapping[str, str] | None = None,
+    has_bars: bool = False,
 ) -> Part:
     """Return a table that its columns sort.
 
     A cell is text, a change as :func:`edgeloss.viz.scores.shown_change` returns it, or the first of a row a list of a
-    name and its color. The notes are lines below the table: what its names mean.
+    name and its color. The notes are lines below the table: what its names mean. With ``has_bars``, cells in percent
+    have a bar of that length.
     """
     return {
         "kind": "table",
@@ -170,4 +172,5 @@ def table(
         "label": label,
         "foot": foot,
         "notes": list((notes or {}).items()),
+        "bars": has_bars,
     }

@@ -28,7 +28,7 @@ from edgeloss.viz.pictures import (
     shrunk,
     side_for,
 )
-from edgeloss.viz.scores import F1_ABOUT, FIGURES, shown_change, shown_figures, shown_score
+from edgeloss.viz.scores import F1_ABOUT, FIGURES, shown_change, shown_figures, shown_score, weakest_class
 from edgeloss.viz.scores import shown as shown_number
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
@@ -44,8 +44,7 @@ class Curves(NamedTuple):
         title: of it.
         about: what it shows, in a line.
         keys: the figures that it shows if the run has them.
-        is_weighted: whether they are terms, which are drawn times their weights, on a log scale: that of all such
-            pictures of a group.
+        is_weighted: whether they are terms, which are drawn times their weights.
     """
 
     title: str
@@ -55,7 +54,8 @@ class Curves(NamedTuple):
 
 
 _IOUS = ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")
-# By the title of a group.
+_TERMS = {key: FIGURES[key].name for key in SUMMANDS}
+# By the title of a group. Of a figure of both, the first curve, which is solid, is validation, and training is dashed.
 _CURVES = {
     "Scores of the validation images": (
         Curves("Boundary F1", "precision and recall of borders, within 1, 3 or 5 px", _F1),
@@ -66,19 +66,16 @@ _CURVES = {
         Curves(
             "Loss",
             "the sum of the terms; where validation rises again, the network overfits",
-            ("train/loss", "val/loss"),
+            ("val/loss", "train/loss"),
         ),
-        Curves(
-            "Terms in training, times their weights",
-            "what each adds to the loss, on a log scale",
-            tuple(f"train/{name}" for name in SUMMANDS),
-            is_weighted=True,
-        ),
-        Curves(
-            "Terms in validation, times their weights",
-            "the same of the validation images, on the same scale",
-            tuple(f"val/{name}" for name in SUMMANDS),
-            is_weighted=True,
+        *(
+            Curves(
+                f"{name[0].upper()}{name[1:]}",
+                "what it adds to the loss, times its weight",
+                (f"val/{key}", f"train/{key}"),
+                is_weighted=True,
+            )
+            for key, name in _TERMS.items()
         ),
         Curves(
             "Share of each term in the gradient",
@@ -95,7 +92,7 @@ _CURVES = {
         Curves(
             "Weight of the edge terms",
             "edge focus falls as edges are learned",
-            ("edge_weight", "train/edge_focus", "val/edge_focus"),
+            ("val/edge_focus", "train/edge_focus", "edge_weight"),
         ),
         Curves("Learning rate", "of the optimizer", ("lr",)),
     ),
@@ -122,8 +119,8 @@ _NOTES = {
 }
 _RECENT = 5  # a run still improves if it does in its last part: one of so many
 _NAMES = {
-    "train/loss": "training, mean of the steps",
-    "val/loss": "validation, after the epoch",
+    **{f"val/{key}": "validation" for key in ("loss", *SUMMANDS)},
+    **{f"train/{key}": "training" for key in ("loss", *SUMMANDS)},
     "lr": "learning rate",
     "train/edge_focus": "edge focus, training",
     "val/edge_focus": "edge focus, validation",
@@ -266,9 +263,8 @@ def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: 
         lines.append(f"In the last {when} it {still}.")
     for kind in (metric.rpartition("/")[2], BY_CLASS[0]):
         scores = {one: best[key] for one in classes if best.get(key := f"val/{kind}/{one}") is not None}
-        if len(scores) > 1:
-            weakest = min(scores, key=lambda one: scores[one])
-            lines.append(f"The weakest class is {weakest}, with {_words(kind)} of {_percent(scores[weakest])}.")
+        if weakest := weakest_class(scores, _words(kind)):
+            lines.append(weakest)
             break
     return " ".join(lines)
 
@@ -317,12 +313,9 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
                 elif measured:
                     series.append({"name": _name(key), "values": values})
             if series:
-                kind = {"share": is_share(keys[0]), "log": is_weighted, "epochs": epochs}
+                kind = {"share": is_share(keys[0]), "epochs": epochs}
                 mark = best if group == "Scores of the validation images" else None
                 drawn.append({"title": title, "about": about, **kind, "best": mark, "series": series})
-        for curves in drawn:
-            same = [one for one in drawn if (one["share"], one["log"]) == (curves["share"], curves["log"])]
-            curves["range"] = _common_range(same)
         if drawn:
             about = _about_region(history, weights) if group == "The loss and its terms" else ""
             groups.append(
@@ -331,13 +324,13 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
     if groups:
         groups[0]["about"] = (
             f"Values are those of epoch {epochs[-1]}, the last. Point at a curve, or press the arrow keys, for those of"
-            " another epoch. The scale is the same in all of these."
+            " another epoch. Each axis ends near the lowest and the highest value: most do not begin at 0."
         )
     return groups
 
 
 def _about_region(history: Sequence[Row], weights: Mapping[str, float]) -> str:
-    """Return why the curve of the region term is flat; nothing without the term."""
+    """Return what to read off the curve of the region term; nothing without the term."""
     values = [row["train/region"] for row in history if row.get("train/region") is not None]
     weight = weights.get(SUMMANDS["region"], 1.0)
     if not any(values) or not weight:
@@ -346,18 +339,9 @@ def _about_region(history: Sequence[Row], weights: Mapping[str, float]) -> str:
     moves = "" if share is None else f", here {shown('share', share)} in the last epoch,"
     return (
         f"The region term, {weight * values[0]:.3g} at first and {weight * values[-1]:.3g} in the end, stays near its"
-        f" weight of {weight:g} until the thinnest parts are found: its curve is flat. Its share in the gradient{moves}"
-        " shows how much it moves the network."
+        f" weight of {weight:g} until the thinnest parts are found. Its share in the gradient{moves} shows how much it"
+        " moves the network."
     )
-
-
-def _common_range(pictures: Sequence[pages.Part]) -> list[float] | None:
-    """Return the lowest and the highest value of pictures that are compared: of shares, or on a log scale."""
-    if not (pictures[0]["share"] or pictures[0]["log"]):
-        return None
-    drawn = [one for picture in pictures for series in picture["series"] for one in series["values"] if one is not None]
-    values = [value for value in drawn if value > 0 or not pictures[0]["log"]]
-    return [min(values), max(values)] if values else None
 
 
 def _classes(best: Row, last: Row, classes: Mapping[str, str | None]) -> list[pages.Part]:
@@ -372,7 +356,7 @@ def _classes(best: Row, last: Row, classes: Mapping[str, str | None]) -> list[pa
         means = (_percent(row.get("val/miou" if kind == "iou" else f"val/{kind}")) for kind in kinds)
         head = ("class", *(_words(kind) for kind in kinds))
         label = f"Scores per class in {title}"
-        tables.append(pages.table(head, lines, label=label, foot=("mean", *means), title=title))
+        tables.append(pages.table(head, lines, label=label, foot=("mean", *means), title=title, has_bars=True))
     return tables
 
 

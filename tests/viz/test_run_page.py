@@ -24,7 +24,7 @@ from edgeloss.viz.scores import shown_figures
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 Browse = Callable[[Path], Any]
-TERMS = ["Terms in training, times their weights", "Terms in validation, times their weights"]
+TERMS = ["Cross-entropy", "Focused edges", "Region term"]
 HOSTILE = """x" onerror="document.title='caught'"><img src=x onerror="document.title='caught'">.png"""
 
 
@@ -66,23 +66,16 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     assert not any(tmp_path.iterdir())
     path = write_run_page(tmp_path, history, CLASSES, [], weights=weights)
     drawn = curves_of(path)
-    assert drawn["Loss", "training, mean of the steps"] == [row["train/loss"] for row in history]
-    assert drawn["Loss", "validation, after the epoch"] == [row["val/loss"] for row in history]
+    assert drawn["Loss", "training"] == [row["train/loss"] for row in history]
+    assert drawn["Loss", "validation"] == [row["val/loss"] for row in history]
     assert drawn["IoU", "mean IoU"] == [0.1, None, 0.4]
-    assert drawn[TERMS[0], "region term"] == [400.0, 350.0, 325.0]
-    assert drawn[TERMS[1], "focused edges"] == [1.5, 1.25, 1.125]
+    assert drawn["Region term", "training"] == [400.0, 350.0, 325.0]
+    assert drawn["Focused edges", "validation"] == [1.5, 1.25, 1.125]
     assert drawn["Learning rate", "learning rate"] == [0.01, 0.005, 0.0025]
     assert "boundary F1 (1 px)" not in [name for _, name in drawn]  # nothing was measured
     assert not {title for title, _ in drawn} & {"Weight of the edge terms", "Share of each term in the gradient"}
     notes = {name: text for part in parts_of(path.read_text("utf-8"), "curves") for name, text in part["notes"]}
     assert notes["focused edges, Share of each term in the gradient"] == "33.3\xa0% in all epochs, so it is not drawn"
-    ranges = {
-        curve["title"]: curve["range"]
-        for part in parts_of(path.read_text("utf-8"), "curves")
-        for curve in part["curves"]
-    }
-    assert ranges[TERMS[0]] == ranges[TERMS[1]] == [1.125, 400.0]  # so that both can be compared
-    assert ranges["Loss"] is None
     groups = {part["title"]: part["about"] for part in parts_of(path.read_text("utf-8"), "curves")}
     about = "The region term, 400 at first and 325 in the end, stays near its weight of 100 until"
     assert groups["The loss and its terms"].startswith(about)
@@ -111,8 +104,6 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
         "The best boundary F1 (1 px) is 62.0\xa0% after epoch 1, and 60.0\xa0% after the last, 3. In the last epoch it"
         " no longer improves. The weakest class is road, with boundary F1 (1 px) of 35.0\xa0%."
     )
-    ranges = [curve["range"] for curve in parts_of(page, "curves")[0]["curves"]]
-    assert ranges == len(ranges) * [[0.175, 0.62]]  # curves of scores can be compared
     scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
     assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1 (1 px)")}
     assert not any(best for group in others for best in group)
@@ -178,16 +169,24 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     assert texts(".curves h3") == ["IoU", "Loss", *TERMS, "Learning rate"]
     assert texts(".curves svg .best + text") == ["best mean IoU"]
-    assert len(texts(".curves [role=img] path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
-    assert texts(".curves li")[2] == "training, mean of the steps 0.250"
-    script = "return findAll('path[style]', findAll('.curves [role=img]')[2]).map((one) => one.getBBox().height)"
-    heights = page.execute_script(script)
-    assert min(heights) > max(heights) / 4  # a small term is not flattened by a large one
+    assert len(texts(".curves [role=img] path[style]")) == len(texts(".curves li")) == 2 + 2 + 3 * 2 + 1
+    assert texts(".curves li")[3] == "training 0.250"
+    dashes = "return findAll('path[style]', findAll('.curves [role=img]')[1]).map((one) => one.style.strokeDasharray)"
+    assert page.execute_script(dashes) == ["none", "8, 5"]  # validation is solid, training dashed
+    script = """
+        const boxes = (one) => findAll("path[style]", one).map((path) => path.getBBox());
+        const ends = (all) => [Math.min(...all.map(({ y }) => y)), Math.max(...all.map(({ y, height }) => y + height))];
+        return findAll(".curves [role=img]").map((one) => ends(boxes(one)));
+    """
+    for top, bottom in page.execute_script(script):  # of 196, with 36 for the names of axes: curves use all heights
+        assert bottom - top > 0.8 * 160
+    ticks = "return findAll('text[text-anchor=end]', find('.curves [role=img]')).map((one) => one.textContent)"
+    assert page.execute_script(ticks)[:5] == ["0\xa0%", "20\xa0%", "40\xa0%", "60\xa0%", "epoch"]
     assert texts(".section + .hint")[0].startswith("Values are those of epoch 4, the last.")
     now = ".curves [role=img] text:last-child"
-    assert texts(now) == [""] * 5
+    assert texts(now) == [""] * 6
     page.find_elements("css selector", ".curves [role=img]")[1].send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert texts(".curves li")[2] == "training, mean of the steps 0.500"
+    assert texts(".curves li")[3] == "training 0.500"
     assert texts(now)[:2] == ["", "epoch 2"]
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
     assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1 (1 px)"]
@@ -195,6 +194,8 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
     assert rows[0, 1].tolist() == [CLASSES[1], "76.0\xa0%", "–", "75.0\xa0%"]
     assert rows[1, 3].tolist() == ["mean", "40.0\xa0%", "20.0\xa0%", "–"]
+    bars = "return findAll('.tables tbody tr')[1].cells[arguments[0]].style.getPropertyValue('--part')"
+    assert [page.execute_script(bars, column) for column in (1, 2)] == ["76%", ""]  # no bar without a value
 
     assert texts(".figures figcaption")[2] == "prediction"
     figures = shown_figures(shown[0][1].figures)

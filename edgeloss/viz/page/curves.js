@@ -3,23 +3,21 @@
 const DASHES = ["none", "8 5", "0.1 5", "10 5 0.1 5"]; // tell curves apart without their colors
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [196, 46, 12, 14, 22];
 
-// Round steps, about four of them, from 0 or from the lowest value where 0 is far.
-const ticksOf = (low, high, count = 4) => {
-  const rough = (high - low) / count || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((by) => by * power).find((by) => by >= rough * 0.999);
-  const first = Math.floor(low / step + 1e-9);
-  const last = Math.ceil(high / step - 1e-9);
-  return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);
+// The ends of an axis: those of the values and a little more, so that differences are seen; 0 where that is near.
+const endsOf = (values) => {
+  const [lowest, highest] = [Math.min(...values), Math.max(...values)];
+  const margin = 0.06 * (highest - lowest || Math.abs(highest) || 1);
+  return [lowest >= 0 && lowest < highest / 4 ? 0 : lowest - margin, highest + margin];
 };
 
-// Round numbers on a log scale, from the last below the lowest value to the first above the highest.
-const logTicksOf = (low, high) => {
-  const powers = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) powers.push(10 ** power);
-  const all = powers.flatMap((power) => (powers.length > 4 ? [power] : [power, 2 * power, 5 * power]));
-  const [first, last] = [all.findLastIndex((one) => one <= low), all.findIndex((one) => one >= high)];
-  return all.slice(first, Math.max(last, first + 1) + 1);
+// Round numbers in a range, three to six of them.
+const ticksOf = (low, high) => {
+  const rough = (high - low) / 6 || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((by) => by * power).find((by) => by >= rough * 0.999);
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);
 };
 
 // A line that is interrupted where there is no value; a value between two gaps is a dot.
@@ -28,18 +26,11 @@ const pathOf = (xs, ys) =>
 
 const lineOf = (k) => `stroke: var(--series-${k}); stroke-dasharray: ${DASHES[k]}`;
 
-const drawCurves = (card, { title, about, share, log, epochs, best, range, series }) => {
-  const drawn = (value) => value !== null && (!log || value > 0);
-  const values = series.flatMap((one) => one.values).filter(drawn);
-  if (!values.length) return;
-  const [lowest, highest] = range ?? [Math.min(...values), Math.max(...values)];
-  const ticks = log ? logTicksOf(lowest, highest) : ticksOf(lowest > 0 && lowest < highest / 4 ? 0 : lowest, highest);
+const drawCurves = (card, { title, about, share, epochs, best, series }) => {
+  const [low, high] = endsOf(series.flatMap((one) => one.values).filter((value) => value !== null));
   const shown = (value) => (share || value === null ? percent(value) : number(value));
-  const [low, high] = [ticks[0], ticks[ticks.length - 1]];
   const [first, last] = [epochs[0], epochs[epochs.length - 1]];
-  const scaled = log ? Math.log10 : (value) => value;
-  const part = (value) => (scaled(value) - scaled(low)) / (scaled(high) - scaled(low) || 1);
-  const up = (value) => (drawn(value) ? HEIGHT - BOTTOM - part(value) * (HEIGHT - TOP - BOTTOM) : null);
+  const up = (value) => (value === null ? null : HEIGHT - BOTTOM - ((value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM));
   const label = (text, x, y, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
   const chart = svg("svg", { role: "img", tabindex: 0 });
   const names = series.map(({ name, values: all }) => `${name} from ${shown(all.find((v) => v !== null))} to ${shown(all.findLast((v) => v !== null))}`);
@@ -60,11 +51,11 @@ const drawCurves = (card, { title, about, share, log, epochs, best, range, serie
     xs = epochs.map(across);
     chart.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     chart.replaceChildren();
-    for (const tick of ticks) {
+    for (const tick of ticksOf(low, high)) {
       chart.append(svg("path", { class: "grid", d: `M${LEFT} ${up(tick)}H${width - RIGHT}` }));
       chart.append(label(share ? `${Number((100 * tick).toPrecision(6))}\u00a0%` : String(Number(tick.toPrecision(6))), LEFT - 6, up(tick) + 4, "end"));
     }
-    const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
+    const whole = ticksOf(first, last).filter(Number.isInteger);
     for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
     chart.append(label("epoch", LEFT - 8, HEIGHT - 6, "end"));
     if (best && epochs.length > 1) {

@@ -44,11 +44,9 @@ parts.tiles = ({ title, values, changes, about, more }) => {
 const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)));
 parts.key = ({ entries }) => [keyOf(entries)];
 
-const foldedOf = (title, ...content) => {
-  const made = element("details", {}, text("summary", title), ...content);
-  addEventListener("beforeprint", () => (made.open = true));
-  return made;
-};
+const foldedOf = (title, ...content) => element("details", {}, text("summary", title), ...content);
+addEventListener("beforeprint", () => findAll("details").forEach((one) => (one.open = true)));
+
 // What names mean.
 const notesOf = (notes) =>
   element("dl", { className: "notes" }, ...notes.map(([name, about]) => element("div", {}, text("dt", name), text("dd", about))));
@@ -65,12 +63,16 @@ const compared = (first, second, sign) => {
 };
 
 // A table that its columns sort if there are several rows to sort, in a frame that scrolls; the first cell of a row may be a name and its color.
-parts.table = ({ head, rows, foot, label, notes, sorts = true }) => {
+parts.table = ({ head, rows, foot, label, notes, bars, sorts = true }) => {
   const nameOfRow = (first) => (Array.isArray(first) ? [swatch(first[1]), first[0]] : breakable(first));
   const named = rows.map(([first, ...others]) => [nameOfRow(first), ...others]);
   const buttons = head.map((name) => (sorts ? element("button", { type: "button" }, breakable(name)) : breakable(name)));
   const table = Object.assign(tableOf(named, { head: buttons, foot, named: true }), { className: "sortable" });
   const heads = findAll("thead th", table);
+  if (bars) findAll("td", table).filter((cell) => cell.textContent.endsWith("%")).forEach((cell) => {
+    cell.className = "bar-cell";
+    cell.style.setProperty("--part", `${parseFloat(cell.textContent)}%`);
+  });
   if (sorts) buttons.forEach((button, column) =>
     button.addEventListener("click", () => {
       const falls = heads[column].ariaSort ? heads[column].ariaSort === "ascending" : column > 0;

@@ -3,8 +3,8 @@
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
 with one thread each, in two to four minutes on two idle cores. OUTPUT gets the data, the two runs of train.py with
-their pages, comparison.html (all images, by the command edgeloss), demo.png (the median one under both networks) and
-report.html (the median one, pixel by pixel).
+their pages, comparison.html (all images, by the command edgeloss), demo.png (the median one under both networks),
+report.html (the median one, pixel by pixel) and images/index.html (all of them under the loss, pixel by pixel).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from edgeloss.viz.scores import STRAY_RADIUS, stray_labels
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
 RUNS = {"cross-entropy": ["--model.loss.edge_weight=0", "--model.loss.region_weight=0"], "EdgeAwareLoss": []}
+INDEX = "images/index.html"  # of the second
 DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
 COMMON = ("--model.width=8", "--model.levels=4", "--data.workers=0", "--data.cache=true", "--page.worst=4")
-COMMON += ('--page.links={"Comparison of both trainings": "../comparison.html"}',)
 COMMON += ("--overwrite", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
 SCORES = {
     "val/accuracy": "accuracy of all pixels",
@@ -67,6 +67,7 @@ WRITTEN = {
     "comparison.html": "start here: every image under both networks",
     "demo.png": "the median image under both networks",
     "report.html": "the median image pixel by pixel",
+    INDEX: "every image pixel by pixel",
     **{f"{name}/report.html": f"the training with {name}" for name in RUNS},
 }
 EPOCHS = 30
@@ -130,7 +131,10 @@ def train(name: str, output: Path, overrides: Sequence[str], add: Callable[[str,
     If the demo is killed, a training ends when it prints its next line, since the pipe is closed.
     """
     command = [sys.executable, "examples/train.py", "fit", "--config", "configs/shapes.yaml", *COMMON, *RUNS[name]]
-    command += [f"--trainer.default_root_dir={output / name}", *overrides]
+    links = {"Comparison of both trainings": "../comparison.html"}
+    if name == [*RUNS][-1]:
+        links["All images"] = f"../{INDEX}"
+    command += [f"--page.links={json.dumps(links)}", f"--trainer.default_root_dir={output / name}", *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -294,6 +298,9 @@ def write_pages(output: Path) -> None:
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
     (shown,) = choose_examples(gains)["median"]
+    print("    the pages of all images", flush=True)
+    given = "--image", images, "--mask", masks, *classes, "--format", "html", "-o", (output / INDEX).parent
+    run_python("-m", "edgeloss", "view", "--pred", predictions[1], *given)
     print("    the page and the picture of the median image", flush=True)
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{shown}.npy", *given)

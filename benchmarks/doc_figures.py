@@ -29,6 +29,7 @@ from quality.tables import (
     BASELINE,
     CONTROL,
     Summary,
+    by_class,
     by_loss,
     classes_table,
     differences_table,
@@ -53,9 +54,8 @@ NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
 BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
 NO_REGIONS = "EdgeAwareLoss() (region_weight 0, version 0.3)"
 ENOUGH = 3  # seeds of the current version, with which it takes the place of the one before
-OLD_FOCUS = "EdgeAwareLoss() (version 0.3, old_focus 1)"
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
-FIRST = {"f1_1": "F1: ", "miou": "mIoU: "}  # scores of the first page, and how its heads begin
+FIRST = {"f1_1": "F1", "miou": "mIoU"}  # scores of the first page
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_TOLERANCES = ("f1_1", "f1_3", "f1_5", "boundary_iou_005", "boundary_iou_02", "trimap_1")
 OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge", "ece")
@@ -142,8 +142,6 @@ def cases_table(group: str) -> list[str]:
 TIMES = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
 SHORT = {
     "19 classes": "19 classes, 4 images of 512 × 512",
-    "upsampled, 19 classes": "the same from logits of 128 × 128",
-    "2 classes": "2 classes, 8 images of 512 × 512",
     "binary": "2 classes by one logit, 8 images of 512 × 512",
     "volume": "4 classes, a volume of 64 × 128 × 128",
 }
@@ -313,21 +311,35 @@ def best_rival(setting: str) -> str | None:
     return max(judged, key=lambda loss: fmean(judged[loss]["scores"][name][0] for name in MAIN), default=None)
 
 
+def shared_rows(setting: str) -> list[Row]:
+    """Return the rows of cross-entropy, the best rival and ours, in the seeds that all have; none if one is missing."""
+    titles = BASELINE, best_rival(setting), ours(setting)
+    if None in titles:
+        return []
+    seeds = [{run_of(row).seed for row in rows_in(setting) if run_of(row).title == title} for title in titles]
+    shared = set.intersection(*seeds)
+    rows = [row for row in rows_in(setting) if row["run"]["seed"] in shared]
+    return [row for title in titles for row in rows if run_of(row).title == title]
+
+
+def by_title(rows: Sequence[Row], baseline: str) -> dict[str, Summary]:
+    """Return the summaries of some rows by loss, in their order, with the differences to a loss."""
+    of_loss = {row["loss"]: row for row in summarize(rows, baseline)}
+    return {title: of_loss[title] for title in dict.fromkeys(run_of(row).title for row in rows)}
+
+
 def compared(baseline: str | None = None) -> dict[str, dict[str, Summary]]:
     """Return the summaries of cross-entropy, the best rival and ours, over the seeds that all have, by setting.
 
     The differences are those to the baseline, by default to the rival.
     """
-    summaries = {}
-    for setting in (*SETS, *THIN_SETS, PRETRAINED, LARGE):
-        titles = BASELINE, best_rival(setting), ours(setting)
-        if None not in titles:
-            seeds = [{run_of(row).seed for row in rows_in(setting) if run_of(row).title == title} for title in titles]
-            shared = set.intersection(*seeds)
-            rows = [row for row in rows_in(setting) if run_of(row).title in titles and row["run"]["seed"] in shared]
-            of_loss = {row["loss"]: row for row in summarize(rows, str(baseline or titles[1]))}
-            summaries[setting] = {str(loss): of_loss[str(loss)] for loss in titles}
-    return summaries
+    rows = {setting: shared_rows(setting) for setting in (*SETS, *THIN_SETS, PRETRAINED, LARGE)}
+    return {setting: by_title(own, str(baseline or best_rival(setting))) for setting, own in rows.items() if own}
+
+
+def classes_of_set(setting: str) -> dict[str, dict[str, Summary]]:
+    """Return the summaries of the three losses for each class, with the differences to cross-entropy."""
+    return {name: by_title(rows, BASELINE) for name, rows in by_class(shared_rows(setting)).items()}
 
 
 def ahead_table(plan: str, baseline: str, *losses: str) -> list[str]:
@@ -366,9 +378,9 @@ def losses_table(plan: str) -> list[str]:
     return markdown_table(["data", *(f"{loss}:" for loss in losses)], cells)
 
 
-def scores(summary: Summary, *, bold: Collection[str] = ()) -> str:
-    """Return the mean main scores of a summary, some of them in bold; narrow screens do not break them."""
-    marks = {name: "**" * (name in bold) for name in MAIN}
+def scores(summary: Summary, names: Iterable[str] = MAIN, *, bold: Collection[str] = ()) -> str:
+    """Return mean scores of a summary, some of them in bold; narrow screens do not break them."""
+    marks = {name: "**" * (name in bold) for name in names}
     return "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(
         f"{mark}{number(name, summary['scores'][name][0])}{mark}" for name, mark in marks.items()
     )
@@ -398,17 +410,18 @@ def version(loss: str) -> str:
     return "0.3" if loss == OURS else "0.4"
 
 
-def sets_table() -> list[str]:
-    """Return the main scores of ours, cross-entropy and the best rival, by setting; bold is clearly ahead of the other.
+def clearly_above(summary: Summary) -> set[str]:
+    """Return the scores in which a loss is clearly above the baseline, which tables of scores have in bold."""
+    differences = summary["differences"].items()
+    return {name for name, difference in differences if is_clear(difference) and difference["mean"] > 0}
 
-    The other is the rival of ours, and ours of the rival.
-    """
+
+def sets_table() -> list[str]:
+    """Return the main scores of ours, cross-entropy and the best rival, by setting."""
     rows = []
-    for setting, of_loss in compared().items():
+    for setting, of_loss in compared(BASELINE).items():
         plain, rival, own = of_loss.values()
-        clear = {name: difference["mean"] for name, difference in own["differences"].items() if is_clear(difference)}
-        ahead = {name for name, mean in clear.items() if mean > 0}
-        cells = scores(own, bold=ahead), scores(plain), scores(rival, bold=clear.keys() - ahead)
+        cells = (scores(row, bold=clearly_above(row)) for row in (own, plain, rival))
         about = f"{DATA[setting]} | {len(own['seeds'])} | {version(own['loss'])}"
         rows.append(f"{about} | {' | '.join(cells)} | {rival['loss']}")
     return or_none(table("data | seeds: | version: | edgeloss: | cross-entropy: | best rival: | which rival", rows))
@@ -420,17 +433,14 @@ def current() -> dict[str, dict[str, Summary]]:
 
 
 def first_table() -> list[str]:
-    """Return the scores of the first page, by data set; bold is clearly above cross-entropy."""
+    """Return the scores of the first page, a row for each, so that narrow screens have all of them."""
     rows = []
-    for setting, (plain, rival, own) in ((setting, of_loss.values()) for setting, of_loss in current().items()):
-        cells = []
-        for name, row in ((name, row) for name in FIRST for row in (own, plain, rival)):
-            difference = row["differences"].get(name)
-            mark = "**" * (difference is not None and is_clear(difference) and difference["mean"] > 0)
-            cells.append(f"{mark}{number(name, row['scores'][name][0])}{mark}")
-        rows.append(" | ".join([setting, *cells]))
-    heads = (f"{score}{loss}:" for score in FIRST.values() for loss in ("edgeloss", "CE", "best rival"))
-    return or_none(table(" | ".join(["data", *heads]), rows))
+    for setting, of_loss in current().items():
+        plain, rival, own = of_loss.values()
+        for name, title in FIRST.items():
+            cells = (scores(row, (name,), bold=clearly_above(row)) for row in (own, plain, rival))
+            rows.append(" | ".join([f"{setting}, {title}", *cells]))
+    return or_none(table("data, score | edgeloss: | CE: | best rival:", rows))
 
 
 def against() -> Iterator[tuple[str, str, list[Row]]]:
@@ -783,10 +793,6 @@ FIGURES = {
     "epochs": Figures(
         "python benchmarks/quality.py plot --split val --plan configs/quality-default.yaml --curve f1_1",
         {"docs/quality.md": epochs_table},
-    ),
-    "edge weight": Figures(
-        "python benchmarks/quality.py plot --split val --curve edge_weight --plan configs/quality-sets.yaml"
-        f' --losses "{OURS}" "{OLD_FOCUS}"',
     ),
     "default": of_plan(PEERS, trained_table, "default"),
     "inversion": Figures(

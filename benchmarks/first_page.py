@@ -24,7 +24,7 @@ from edgeloss.viz.palette import VOID
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LEFTS, TOPS, DRAWN_SIDE = (19, 366, 713, 1060, 1406), (96, 494, 893), 328  # of the windows, with their frames
 SIDE = 242  # of the windows here
-COLUMNS = ("image", "true labels", "cross-entropy", "weighted CE + Dice", "EdgeAwareLoss()")
+COLUMNS = ("image", "true labels", "cross-entropy", "weighted CE + Dice", "edgeloss")
 ROWS = ("largest gain", "median", "largest loss")
 CLASSES = ("sky", "building", "pole", "road", "sidewalk", "tree")
 CLASSES += ("sign", "fence", "car", "pedestrian", "bicyclist", "void")

@@ -3,7 +3,7 @@
 
     make demo && python benchmarks/page_pictures.py
 
-Pages are opened in a headless Chromium, once in a wide window and once in that of a phone. The panel of a validation
+Pages are opened in a headless Chromium, once in a wide window and once in that of a phone. The panels of a validation
 image and the figure of a diagnosis are drawn by the command.
 """
 
@@ -60,6 +60,7 @@ SHOTS = {
     "run": Shot("EdgeAwareLoss/report.html", "", _TOP.format(end="innerWidth > 600 ? '.curves' : '.curves .card'")),
 }
 WINDOWS = {"": (1440, 1), "-narrow": (390, 2)}  # width, and dots per pixel
+PANELS = {"": 6.9, "-narrow": 3.3}  # width in inches
 
 
 def take(driver: Any, demo: Path, shot: Shot, width: int, dots: int) -> bytes:  # noqa: ANN401
@@ -88,7 +89,7 @@ def run_command(*words: object) -> int:
 
 
 def draw_figures(demo: Path, folder: Path) -> dict[str, bytes]:
-    """Return the panel of the image of report.html, and the figure of a diagnosis of its logits, one of which is nan.
+    """Return the panels of the image of report.html, and the figure of a diagnosis of its logits, one of which is nan.
 
     The diagnosis is of every second logit along both axes, which the loss upsamples.
 
@@ -103,17 +104,19 @@ def draw_figures(demo: Path, folder: Path) -> dict[str, bytes]:
     logits = np.log(np.load(pred).astype(np.float32).clip(1e-6))[:, ::2, ::2]
     logits[0, logits.shape[1] // 4, logits.shape[2] // 4] = np.nan
     np.save(folder / "logits.npy", logits)
-    panel, figure = folder / "panel.png", folder / "diagnosis.png"
+    figure = folder / "diagnosis.png"
     image = ["--image", data / "val" / "images" / f"{name}.png", "--classes", data / "classes.txt"]
-    codes = (
-        run_command("view", *image, "--mask", mask, "--pred", pred, "-o", panel, "--width", 6.9, "--dpi", 160),
+    panels = {folder / f"panel{ending}.png": width for ending, width in PANELS.items()}
+    view = ["view", *image, "--mask", mask, "--pred", pred]
+    codes = [run_command(*view, "-o", panel, "--width", width, "--dpi", 220) for panel, width in panels.items()]
+    codes.append(
         run_command(
             "diagnose", "--pred", folder / "logits.npy", "--mask", mask, "--region-weight", 0, "--figure", figure
-        ),
+        )
     )
-    if codes != (0, 1):  # 1: not finite
+    if codes != [0, 0, 1]:  # 1: not finite
         raise ValueError(f"edgeloss: expected the exit codes 0 of view and 1 of diagnose, but got {codes}")
-    return {"panel": panel.read_bytes(), "diagnosis": figure.read_bytes()}
+    return {path.stem: path.read_bytes() for path in (*panels, figure)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

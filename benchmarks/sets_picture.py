@@ -1,96 +1,111 @@
 #!/usr/bin/env python3
-"""Draw docs/images/sets.png: how far edgeloss and the best rival are ahead of cross-entropy on every data set.
+"""Draw docs/images/sets.png and quality-classes.png: how far edgeloss and the best rival are ahead of cross-entropy.
 
     PYTHONPATH=. python benchmarks/sets_picture.py
 
-A large mark is the mean over the seeds, a line their range, and a small dot one seed. The networks are those of the
-table on the first page. The panels stand below each other in the file for narrow screens.
+The first one is of every data set, the second of the classes of CamVid, with the networks of the table on the first
+page. Panels stand below each other in the files for narrow screens.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from doc_figures import DATA, current
+from doc_figures import DATA, classes_of_set, current
 from pictures import save_figure
-from quality.plots import COLORS
-from quality.tables import Summary, named
+from quality.plots import APART, LAYOUTS, LOOKS, draw_ahead, looks_of, name_of
+from quality.tables import Summary
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-PANELS = {"f1_1": "boundary F1 within 1 pixel", "miou": "mIoU"}
-LOOKS = {"edgeloss": (COLORS[0], "o"), "best rival, by name": (COLORS[1], "D")}
-LAYOUTS = {"": ((8.6, 3.6), 1, 2, 9), "-narrow": ((3.8, 6.6), 2, 1, 14)}  # inches, rows, columns, points for names
-APART = 0.32  # of the two losses of a data set, where data sets are 1 apart
-Losses = Mapping[str, Summary]
+Rows = Mapping[str, Mapping[str, Summary]]
 
 
-def draw(axes: Axes, sets: Iterable[Losses], name: str) -> None:
-    """Draw how far both losses are ahead in a score."""
-    for row, of_loss in enumerate(sets):
-        _, rival, own = of_loss.values()
-        for at, ((color, marker), loss) in enumerate(zip(LOOKS.values(), (own, rival), strict=True)):
-            y, ahead = row + APART * (at - 0.5), loss["differences"][name]
-            points = sorted(100 * value for value in ahead["values"])
-            axes.plot(points, [y] * len(points), ".-", color=color, linewidth=1.5, markersize=5)
-            axes.plot(
-                100 * ahead["mean"],
-                y,
-                marker,
-                color=color,
-                markersize=7.5,
-                markeredgecolor="white",
-                markeredgewidth=0.6,
-            )
-            if loss is rival:
-                axes.annotate(
-                    named(loss["loss"]), (points[-1], y), (6, -0.5), textcoords="offset points",
-                    va="center", size=8, color=color,
-                )  # fmt: skip
-    axes.axvline(0, color="black", linewidth=1)
+class Drawing(NamedTuple):
+    """What a picture shows.
+
+    Attributes:
+        rows: returns cross-entropy, the best rival and edgeloss, in this order, by the name of the row.
+        panels: the scores, with their titles.
+        height: of a row, in inches.
+    """
+
+    rows: Callable[[], Rows]
+    panels: Mapping[str, str]
+    height: float
 
 
-def draw_all(size: tuple[float, float], rows: int, columns: int, room: float) -> Figure:
-    """Draw both scores."""
-    sets = current()
-    ends = [
-        100 * value
-        for _, *losses in (of_loss.values() for of_loss in sets.values())
-        for loss in losses
-        for name in PANELS
-        for value in loss["differences"][name]["values"]
-    ]
-    figure = Figure(figsize=size, layout="constrained")
-    for at, (axes, (name, title)) in enumerate(zip(figure.subplots(rows, columns).flat, PANELS.items(), strict=True)):
-        draw(axes, sets.values(), name)
+def sets() -> Rows:
+    """Return the losses by data set."""
+    return {DATA[data].replace(", ", "\n", 1): of_loss for data, of_loss in current().items()}
+
+
+def classes() -> Rows:
+    """Return the losses by class, those first that gain most IoU."""
+
+    def gain(row: tuple[str, Mapping[str, Summary]]) -> float:
+        return float([*row[1].values()][-1]["differences"]["miou"]["mean"])
+
+    return dict(sorted(classes_of_set("camvid").items(), key=gain, reverse=True))
+
+
+DRAWINGS = {
+    "sets": Drawing(sets, {"f1_1": "boundary F1 within 1 pixel", "miou": "mIoU"}, 0.54),
+    "quality-classes": Drawing(classes, {"miou": "IoU of each class"}, 0.3),
+}
+
+
+def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
+    """Draw all panels; rivals are named in the legend if they are one loss, and else at their marks."""
+    names, losses = zip(*drawing.rows().items(), strict=True)
+    pairs = [(own, rival) for _, rival, own in (of_loss.values() for of_loss in losses)]
+    looks, rivals = looks_of(loss["loss"] for pair in pairs for loss in pair), {rival["loss"] for _, rival in pairs}
+    columns = min(most, len(drawing.panels))
+    count = len(drawing.panels) // columns
+    figure = Figure(figsize=(width, 0.35 + count * (0.6 + drawing.height * len(names))), layout="constrained")
+    panels = [*figure.subplots(count, columns, squeeze=False).flat]
+    ends = []
+    for at, (axes, (name, title)) in enumerate(zip(panels, drawing.panels.items(), strict=True)):
+        ends += draw_ahead(axes, pairs, name, looks)
         axes.set_title(title, loc="left", size=11, weight="bold")
-        axes.set(xlim=(min(ends) - 1, max(ends) + room), ylim=(len(sets) - 0.5, -0.5))
-        axes.set_xlabel("points above cross-entropy", size=9)
-        named_sets = [DATA[data].replace(", ", "\n", 1) for data in sets]
-        axes.set_yticks(range(len(sets)), named_sets if columns == 1 or at == 0 else [""] * len(sets), size=9)
-        axes.xaxis.get_major_locator().set_params(integer=True, steps=[5])
+        axes.set_yticks(range(len(names)), names if at % columns == 0 else [""] * len(names))
         axes.tick_params(length=0, labelsize=9)
         axes.grid(axis="x", alpha=0.3)
         axes.spines[:].set_visible(False)
-        for edge in range(1, len(sets)):
-            axes.axhline(edge - 0.5, color="0.85", linewidth=0.8)
-    handles = [Line2D([], [], color=color, marker=marker, markersize=8) for color, marker in LOOKS.values()]
-    figure.legend(handles, [*LOOKS], loc="outside upper left", ncols=2, fontsize=9.5, frameon=False)
+        for row, (_, rival) in enumerate(pairs if len(rivals) > 1 else []):
+            axes.annotate(
+                name_of(rival["loss"]), (100 * max(rival["differences"][name]["values"]), row + APART / 2), (6, -0.5),
+                textcoords="offset points", va="center", size=8, color="0.3",
+            )  # fmt: skip
+    # A name is about 1.3 inches wide.
+    span = max(ends) - min(ends)
+    room = span * 1.3 / (width / columns - 2.6) if len(rivals) > 1 else 0
+    for axes in panels:
+        axes.set(xlim=(min(ends) - span / 20, max(ends) + span / 20 + room), ylim=(len(names) - 0.5, -0.5))
+    others = ("0.45", "D"), "best rival, by name"
+    if len(rivals) == 1:
+        (rival,) = rivals
+        others = looks[rival], f"{name_of(rival)}, the best rival"
+    entries = [(LOOKS["edgeloss"], "edgeloss"), others]
+    handles = [Line2D([], [], color=color, marker=marker, markersize=8) for (color, marker), _ in entries]
+    names_of = [label for _, label in entries]
+    figure.legend(handles, names_of, loc="outside upper left", ncols=most, fontsize=9.5, frameon=False)
     return figure
 
 
 def main() -> None:
-    """Write both pictures."""
+    """Write all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=IMAGES, metavar="FOLDER", help="default: %(default)s")
     folder = parser.parse_args().output
-    for ending, layout in LAYOUTS.items():
-        save_figure(draw_all(*layout), folder / f"sets{ending}.png", 160)
+    for (name, drawing), (ending, layout) in product(DRAWINGS.items(), LAYOUTS.items()):
+        save_figure(draw_all(drawing, *layout), folder / f"{name}{ending}.png", 160)
 
 
 if __name__ == "__main__":

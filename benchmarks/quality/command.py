@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import Place, Run, key_of, pick, read_plan, run_of
 from quality.scores import METRICS, SHOWN, is_complete
-from quality.tables import BASELINE, by_class, by_loss, classes_table, markdown, rows_of, summarize
+from quality.tables import BASELINE, by_loss, classes_table, markdown, rows_of, summarize
 from quality.training import execute, load_network
 from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -124,12 +123,6 @@ def do_plot(options: argparse.Namespace) -> None:
     if options.curve:
         plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
         return
-    if options.classes:
-        for setting, rows in sets.items():
-            classes = {name: summarize(of_class) for name, of_class in by_class(rows).items()}
-            name = re.sub(r"\W+", "-", setting.replace(" × ", "x"))
-            plot_sets(classes, options.output / f"quality-classes-{name}.png", of_classes=True)
-        return
     plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
     plot_curves(sets, "f1_1", options.output / "quality-data-curves.png")
 
@@ -213,7 +206,7 @@ OPTIONS: list[Option] = [
     ("table plot offsets", "--losses", None, "only these, as the table names them", {"nargs": "+", "metavar": "LOSS"}),
     ("crops", "--losses", LOSSES, "from the baseline to the one compared with it", {"nargs": "+", "metavar": "LOSS"}),
     ("table offsets", "--baseline", BASELINE, "as the table names it", {"metavar": "LOSS"}),
-    ("table plot", "--classes", False, "of each class", {"action": "store_true"}),
+    ("table", "--classes", False, "of each class", {"action": "store_true"}),
     ("table", "--metrics", SHOWN, "the scores to print", {"nargs": "+", "choices": [*METRICS], "metavar": "NAME"}),
     ("plot", "--curve", None, "only that of", {"choices": [*SHOWN, "loss", "edge_weight"]}),
     ("plot offsets crops", "--output", IMAGES, "folder of the pictures", PATH),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,63 +23,108 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OURS = (RECIPES["ours"].title, RECIPES["module"].title)
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # also for color-blind readers
-MARKERS = "soD^vX"
+Look = tuple[str, str]  # color and marker
+# A loss has the same color and marker in all pictures. The colors differ for red-green-blind readers too.
+LOOKS: dict[str, Look] = {
+    BASELINE: ("black", "s"),
+    "edgeloss": ("#0072b2", "o"),
+    "edgeloss (version 0.3)": ("#56b4e9", "o"),
+    "weighted CE + Dice": ("#d55e00", "D"),
+    "CE + Dice": ("#009e73", "^"),
+    "CE + RMI": ("#aa4499", "v"),
+    "weighted CE": ("#e69f00", "X"),
+}
+LAYOUTS = {"": (8.6, 3), "-narrow": (3.8, 1)}  # the width of a picture in inches, and its most columns
+APART = 0.32  # of the losses of a row, where rows are 1 apart
+OTHERS: tuple[Look, ...] = (("0.35", "P"), ("#8c564b", "*"), ("0.65", "d"))
 
 
-@contextmanager
-def panels(
-    titles: Iterable[str], losses: Iterable[str], path: Path, width: float, height: float
-) -> Iterator[tuple[Sequence[Axes], dict[str, tuple[str, str]]]]:
-    """Yield a panel for each title, and the color and marker of each loss; then write the figure, with a legend."""
+def name_of(loss: str) -> str:
+    """Return the name of a loss in pictures."""
+    return named(loss).replace("EdgeAwareLoss()", "edgeloss")
+
+
+def looks_of(losses: Iterable[str]) -> dict[str, Look]:
+    """Return color and marker of each loss; those without looks of their own get some in their order."""
+    others = cycle(OTHERS)
+    return {loss: LOOKS.get(name_of(loss)) or next(others) for loss in dict.fromkeys(losses)}
+
+
+def draw_panels(
+    titles: Iterable[str],
+    losses: Iterable[str],
+    path: Path,
+    height: float,
+    draw: Callable[[Sequence[Axes], Mapping[str, Look]], None],
+) -> None:
+    """Draw a panel of this height in inches for each title, side by side, and below each other for narrow screens.
+
+    ``draw`` fills the panels; it gets the looks of the losses, of which there is a legend.
+    """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    titles, styles = [*titles], zip(cycle(COLORS), cycle(MARKERS), strict=False)
-    looks = {loss: ("black", "o") if loss == BASELINE else next(styles) for loss in dict.fromkeys(losses)}
-    figure = Figure(figsize=(width * len(titles) + 0.5, height), layout="constrained")
-    (axes,) = figure.subplots(1, len(titles), squeeze=False)
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(textwrap.fill(named(title), 50), fontsize=10 if len(title) < 25 else 6)
-        axis.grid(alpha=0.3)
-    yield axes, looks
+    titles, looks = [*titles], looks_of(losses)
     handles = [Line2D([], [], color=color, marker=marker) for color, marker in looks.values()]
-    figure.legend(
-        handles, [*map(named, looks)], loc="outside lower center", ncols=min(3, len(titles)), fontsize=8, frameon=False
-    )
-    save_figure(figure, path, 120)
+    for ending, (width, most) in LAYOUTS.items():
+        columns = min(most, len(titles))
+        rows = math.ceil(len(titles) / columns)
+        figure = Figure(figsize=(width, 0.3 + height * rows), layout="constrained")
+        axes = [*figure.subplots(rows, columns, squeeze=False).flat]
+        for unused in axes[len(titles) :]:
+            unused.set_axis_off()
+        for axis, title in zip(axes, titles, strict=False):
+            axis.set_title(textwrap.fill(named(title), 50), loc="left", weight="bold", fontsize=10)
+            axis.grid(alpha=0.3)
+            axis.tick_params(length=0, labelsize=9)
+            axis.spines[:].set_visible(False)
+        draw(axes[: len(titles)], looks)
+        figure.legend(handles, [*map(name_of, looks)], loc="outside upper left", ncols=most, fontsize=9, frameon=False)
+        save_figure(figure, path.with_stem(f"{path.stem}{ending}"), 160)
 
 
-def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path, *, of_classes: bool = False) -> None:
-    """Draw the differences to the baseline for several data sets, or for the classes of one.
+def draw_ahead(axes: Axes, rows: Iterable[Sequence[Summary]], name: str, looks: Mapping[str, Look]) -> list[float]:
+    """Draw how far losses are ahead of the baseline in a score, and return the ends of what is drawn.
 
-    A mark is the mean, a line its interval, a dot one seed. The axes are scaled to the dots: the interval of two seeds
-    is often many times as wide. A score that no result has gets no panel.
+    A large mark is the mean over the seeds, a small dot one seed, a line their range. Each row has a height of 1.
     """
-    differences = [row["differences"] for rows in sets.values() for row in rows]
-    losses = [*dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"])]
-    shown = [name for name in SHOWN if any(name in of_loss for of_loss in differences)]
-    height = 1.6 + 0.16 * len(sets) * (len(losses) + 1)
-    titles = (METRICS[name].removeprefix("m" * of_classes) for name in shown)  # a class has no mean IoU
-    with panels(titles, losses, path, 4, height) as (axes, looks):
-        for axis, name in zip(axes, shown, strict=True):
-            drawn = [0.0]
-            for at, rows in enumerate(sets.values()):
-                for row in (row for row in rows if name in row["differences"]):
-                    y = at + (losses.index(row["loss"]) + 1) / (len(losses) + 1) - 0.5
-                    (color, marker), difference = looks[row["loss"]], row["differences"][name]
-                    values = [100 * value for value in difference["values"]]
-                    ends = difference["interval"] or (difference["mean"],) * 2
-                    axis.plot([100 * end for end in ends], [y, y], color=color, linewidth=2)
-                    axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
-                    axis.plot(100 * difference["mean"], y, marker, color=color, markersize=6)
-                    drawn += values
-                axis.axhline(at - 0.5, color="black", linewidth=0.3)
-            axis.axvline(0, color="black", linewidth=0.8)
-            margin = (max(drawn) - min(drawn) or 1) / 4
-            axis.set(xlim=(min(drawn) - margin, max(drawn) + margin), ylim=(len(sets) - 0.5, -0.5))
-            axis.set_xlabel(f"points above {BASELINE}", fontsize=8)
-            axis.set_yticks(range(len(sets)), [*map(named, sets)] if axis is axes[0] else [], fontsize=9)
+    ends = [0.0]
+    for row, losses in enumerate(rows):
+        for at, loss in enumerate(losses):
+            if name not in loss["differences"]:
+                continue
+            (color, marker), ahead = looks[loss["loss"]], loss["differences"][name]
+            y = row + APART * (at - (len(losses) - 1) / 2)
+            points = sorted(100 * value for value in ahead["values"])
+            axes.plot(points, [y] * len(points), ".-", color=color, linewidth=1.5, markersize=5)
+            mark = {"markersize": 7.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+            axes.plot(100 * ahead["mean"], y, marker, color=color, **mark)
+            ends += [points[0], points[-1]]
+        if row:
+            axes.axhline(row - 0.5, color="0.85", linewidth=0.8)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.set_xlabel(f"points above {BASELINE}", size=9)
+    axes.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
+    return [min(ends), max(ends)]
+
+
+def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
+    """Draw the differences to the baseline for several data sets; a score that no result has gets no panel."""
+    compared = [[row for row in rows if row["differences"]] for rows in sets.values()]
+    losses = [row["loss"] for rows in compared for row in rows]
+    shown = [name for name in SHOWN if any(name in row["differences"] for rows in compared for row in rows)]
+    height = 0.8 + 0.17 * len(sets) * (len({*losses}) + 0.7)
+
+    def draw(panels: Sequence[Axes], looks: Mapping[str, Look]) -> None:
+        for axes, name in zip(panels, shown, strict=True):
+            low, high = draw_ahead(axes, compared, name, looks)
+            margin = (high - low or 1) / 20
+            axes.set(xlim=(low - margin, high + margin), ylim=(len(sets) - 0.5, -0.5))
+            axes.grid(visible=False, axis="y")
+            first = axes.get_subplotspec().is_first_col()
+            axes.set_yticks(range(len(sets)), [*map(named, sets)] if first else [""] * len(sets))
+
+    draw_panels([METRICS[name].removesuffix(" ↑") for name in shown], losses, path, height, draw)
 
 
 def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> None:
@@ -91,8 +136,10 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
     losses = (loss for of_data in groups.values() for loss in of_data)
-    with panels(groups, losses, path, 2.6, 3.3) as (axes, looks):
-        for axis, of_data in zip(axes, groups.values(), strict=True):
+    unit = METRICS.get(name, name.replace("_", " ")).removesuffix(" ↑") + ", %" * (scale_of(name) == 100)
+
+    def draw(panels: Sequence[Axes], looks: Mapping[str, Look]) -> None:
+        for axes, of_data in zip(panels, groups.values(), strict=True):
             for loss, results in of_data.items():
                 at_epoch: dict[int, list[float]] = defaultdict(list)  # of the seeds
                 for curve in (row["curve"] for row in results):
@@ -101,28 +148,34 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                 of_all = {epoch: values for epoch, values in at_epoch.items() if len(values) == len(results)}
                 epochs, values = zip(*sorted(of_all.items()), strict=True)
                 (color, _), ours = looks[loss], loss.startswith(OURS)
-                axis.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1)
+                axes.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1.5)
                 if ours or loss == BASELINE:
                     low, high = [*map(min, values)], [*map(max, values)]
-                    axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
-            axis.set_xlabel("epoch")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        axes[0].set_ylabel(METRICS.get(name, name) + ", %" * (scale_of(name) == 100))
+                    axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+            axes.set_xlabel("epoch", size=9)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            if axes.get_subplotspec().is_first_col():
+                axes.set_ylabel(unit, size=9)
+
+    draw_panels(groups, losses, path, 2.3, draw)
 
 
 def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw precision against recall of borders, a line over the offsets for each loss, with one panel per group.
 
-    A point is the mean over the seeds; the marker is at t = 0.
+    A point is the mean over the seeds; the large marker is at t = 0.
     """
     losses = (loss for rows in groups.values() for loss in by_loss(rows))
-    with panels(groups, losses, path, 4.6, 4.9) as (axes, looks):
-        for axis, rows in zip(axes, groups.values(), strict=True):
+
+    def draw(panels: Sequence[Axes], looks: Mapping[str, Look]) -> None:
+        for axes, rows in zip(panels, groups.values(), strict=True):
             for loss, own in by_loss(rows).items():
                 precision, recall = (100 * np.array(mean_scores(own, name)) for name in ("precision_1", "recall_1"))
                 (color, marker), zero = looks[loss], own[0]["offsets"].index(0)
-                axis.plot(recall, precision, ".-", color=color, linewidth=1)
-                axis.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
-            axis.set_xlabel("recall of borders at 1 px, %")
-        axes[0].set_ylabel("precision of borders at 1 px, %")
-        axes[0].figure.suptitle("logits - t · log u, a point per t, marker at 0", fontsize=9)
+                axes.plot(recall, precision, ".-", color=color, linewidth=1)
+                axes.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
+            axes.set_xlabel("recall of borders at 1 px, %", size=9)
+            if axes.get_subplotspec().is_first_col():
+                axes.set_ylabel("precision of borders at 1 px, %", size=9)
+
+    draw_panels(groups, losses, path, 3.7, draw)

@@ -18,6 +18,7 @@ from pictures import LIMIT
 
 NAMES = {f"{name}{ending}.png" for name in page_pictures.SHOTS for ending in page_pictures.WINDOWS} | {
     "panel.png",
+    "panel-narrow.png",
     "diagnosis.png",
 }
 

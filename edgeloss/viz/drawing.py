@@ -31,7 +31,7 @@ _MARGIN = 0.15
 _GAP = 0.16  # between neighboring pictures
 _CAPTION = 0.40  # the two lines above a picture
 _ABOUT = 0.12  # the third line of a map
-_TITLE = 0.28
+_TITLE_LINE, _TITLE_GAP = 0.18, 0.10  # a line of the title, and below all
 _BAR = 0.08  # height of a color bar
 _BAR_GAP = 0.05  # between a picture and its color bar
 _BELOW_MAP = _BAR_GAP + _BAR + 0.16  # with the numbers below a color bar
@@ -41,7 +41,7 @@ NARROWEST_FIGURE = _NARROWEST + 2 * _MARGIN
 _KEY_LINE = 0.16  # height of a line of the key
 _FRAME = 25  # the part of a picture's side between a marked pixel and the frame around it
 _SWATCH = 0.3  # width of a colored box of the key with the space around it
-_KEY_SIZE = 7  # points
+_TITLE_SIZE, _KEY_SIZE = 10, 7  # points
 _DPI = 200
 
 Box = tuple[float, float, float, float]  # left, bottom, width, height
@@ -95,7 +95,7 @@ def draw_figure(
     """
     maps = [isinstance(picture.content, ColoredMap) for picture in blocks[0]]
     names = [_SWATCH + text_width(one.name, _KEY_SIZE) for one in key]
-    width, height, boxes, places = _layout(shape, len(blocks), maps, names, titled=title is not None, width=width)
+    width, height, boxes, places, lines = _layout(shape, len(blocks), maps, names, title, width)
     figure = TextFigure(figsize=(width, height), dpi=_DPI)
     for picture, box in zip([picture for block in blocks for picture in block], boxes, strict=True):
         axes = _add_axes(figure, box, shape, picture)
@@ -108,10 +108,10 @@ def draw_figure(
             draw_borders(axes, picture.borders, color, factor * min(0.16 * box[2], 0.45))
         if picture.marked is not None:
             _mark(axes, picture.marked)
-    if title is not None:
-        size = _fitted(title, 10, width - 2 * _MARGIN, weight="bold")
-        place = _MARGIN / width, 1 - _MARGIN / height
-        figure.text(*place, title, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
+    for at, line in enumerate(lines):
+        size = _fitted(line, _TITLE_SIZE, width - 2 * _MARGIN, weight="bold")
+        place = _MARGIN / width, 1 - (_MARGIN + at * _TITLE_LINE) / height
+        figure.text(*place, line, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
     for one, (x, y) in zip(key, places, strict=True):
         _add_to_key(figure, one, (x / width, y / height))
     return figure
@@ -121,16 +121,21 @@ def draw_figure(
 
 
 def _layout(
-    shape: tuple[int, ...], blocks: int, maps: list[bool], names: list[float], *, titled: bool, width: float | None
-) -> tuple[float, float, list[Box], list[tuple[float, float]]]:
-    """Return the size of a figure, the places of its pictures, with bars below the maps, and of its key.
+    shape: tuple[int, ...],
+    blocks: int,
+    maps: list[bool],
+    names: list[float],
+    title: str | None,
+    width: float | None,
+) -> tuple[float, float, list[Box], list[tuple[float, float]], list[str]]:
+    """Return the size of a figure, the places of its pictures, with bars below the maps, and of its key, and its title.
 
     Args:
         shape: (H, W).
         blocks: how many there are.
         maps: whether each picture of a block is a map.
         names: the widths of the names in the key.
-        titled: reserve a line at the top.
+        title: in as many lines as it needs.
         width: of the figure; None chooses one.
     """
     aspect = min(max(shape[0] / shape[1], 1 / 8), 4)  # beyond that it is stretched, so that it can be seen
@@ -159,7 +164,9 @@ def _layout(
         for block in range(blocks)
         for row, column in places
     ]
-    return full, top + _TITLE * titled + _MARGIN / 2, boxes, entries
+    titles = [] if title is None else _wrapped(title, _TITLE_SIZE, full - 2 * _MARGIN, weight="bold")
+    above = _TITLE_LINE * len(titles) + _TITLE_GAP * bool(titles)
+    return full, top + above + _MARGIN / 2, boxes, entries, titles
 
 
 def _places(maps: list[bool], columns: int) -> tuple[list[tuple[int, int]], list[bool]]:
@@ -217,6 +224,24 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     font = FontProperties(size=size, weight=weight)
     width, *_ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(1.04 * width / 72)  # fonts fitted to dots are a little wider
+
+
+def _wrapped(text: str, size: float, room: float, weight: str = "normal") -> list[str]:
+    """Return text in lines of words that there is room for, without a dot that would end one.
+
+    A word that is wider has a line of its own.
+
+    Example:
+        >>> _wrapped("an image · its score", 10, 0.1)
+        ['an', 'image', 'its', 'score']
+    """
+    lines: list[str] = []
+    for word in text.split(" "):
+        if lines and text_width(f"{lines[-1]} {word}", size, weight) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return [line.removesuffix("·").rstrip() for line in lines if line != "·"]
 
 
 def _fitted(text: str, size: float, room: float, weight: str = "normal") -> float:

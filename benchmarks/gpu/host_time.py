@@ -84,11 +84,13 @@ def measure(stub: Path) -> dict[str, dict[str, float]]:
     import torch
     import torch.nn.functional as F
 
+    import edgeloss
     from edgeloss import EdgeAwareLoss
 
-    try:
+    # By the folder: an installation in editable mode would find the module of another checkout.
+    if Path(edgeloss.__file__).with_name("_kernels").is_dir():
         from edgeloss._kernels import library
-    except ImportError:  # before version 0.4
+    else:  # before version 0.4
         from edgeloss import library
 
     torch.set_num_threads(1)

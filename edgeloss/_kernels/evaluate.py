@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from edgeloss._reduction import (
 from edgeloss._reference.custom_ops import is_evenly_spaced
 
 _COUNT = len(Outputs._fields)
+_TENSORS = len(Arguments._fields) - len(KernelOptions._fields)  # the first arguments
 
 
 def evaluate(call: Call) -> Sums:
@@ -37,12 +37,9 @@ def evaluate(call: Call) -> Sums:
     if uses_triton and is_checked(inputs.target, options.validate):
         check_labels_of(inputs, options)
     arguments = arguments_of(call)
-    kernels = operators.of_triton if uses_triton else operators.of_library
-    if torch.compiler.is_compiling():  # the operators have their own derivatives
-        returned = kernels.edge_loss(*arguments)
-    else:
-        with torch._C._AutoDispatchBelowAutograd():
-            returned = kernels.edge_loss.default(*arguments)
+    tensors, numbers, is_compiling = arguments[:_TENSORS], arguments[_TENSORS:], torch.compiler.is_compiling()
+    returned = operators.run("edge_loss", tensors, *numbers, of_gpus=uses_triton, has_derivative=is_compiling)
+    if not is_compiling:
         is_read = not uses_triton and type(returned[0]) is Tensor and is_checked(inputs.target, options.validate)
         if is_read and returned[0].tolist()[SumRow.WRONG] > 0:  # to compare one as a tensor takes ten times as long
             check_labels_of(inputs, options)
@@ -52,7 +49,7 @@ def evaluate(call: Call) -> Sums:
     edge_sums = outputs.edge_sums
     if inputs.tables > 1:  # those of a multilabel call by image
         edge_sums = edge_sums.view(len(EdgeRow), -1, inputs.tables * edge_sums.shape[2])
-    kernels_of_call = _Call(kernels, arguments, outputs, returned[_COUNT:], call)
+    kernels_of_call = _Call(uses_triton, arguments, outputs, returned[_COUNT:], call)
     return Sums(outputs.sums, edge_sums, of_pixels, regions, kernels_of_call)
 
 
@@ -61,34 +58,31 @@ class _Call:
 
     def __init__(
         self,
-        kernels: Any,  # noqa: ANN401
+        of_gpus: bool,
         given: Arguments,
         outputs: Outputs,
         state: Sequence[Tensor],
         call: Call,
     ) -> None:
-        self._kernels, self._given, self._outputs, self._state = kernels, given, outputs, state
+        self._of_gpus, self._given, self._outputs, self._state = of_gpus, given, outputs, state
         self._inputs, self._options = call.inputs, call.options
 
     def reduce(self, normalizer: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the loss, 0-d, and its figures."""
         options, inputs, outputs = self._options, self._inputs, self._outputs
-        given = (
-            *outputs[:4],
-            contiguous(inputs.edge_class_weight),
-            normalizer,
+        is_compiling = torch.compiler.is_compiling()
+        loss, slopes, values = operators.run(
+            "reduce",
+            (*outputs[:4], contiguous(inputs.edge_class_weight), normalizer),
             inputs.tables,
             inputs.is_balanced and (normalizer is None or len(normalizer) > 2),
             options.reduction == "mean",
             result_dtype(inputs.logits) == torch.float64,
             *(getattr(options, name) for name in AFTER_SUMS),
+            of_gpus=self._of_gpus,
+            has_derivative=is_compiling,
         )
-        if torch.compiler.is_compiling():
-            loss, _, values = self._kernels.reduce(*given)
-            return loss, values
-        with torch._C._AutoDispatchBelowAutograd():
-            loss, slopes, values = self._kernels.reduce.default(*given)
-        return self._attach(loss, slopes, None), values
+        return (loss if is_compiling else self._attach(loss, slopes, None)), values
 
     def attach(self, loss: Tensor, combined: Combined, edges: Places, of_region: Tensor | None) -> Tensor:
         """Make a map of the loss a function of the logits."""
@@ -125,7 +119,7 @@ class _Call:
         if not self._given.logits.requires_grad or not torch.is_grad_enabled():
             return loss
         # In one tuple, for less work per argument, and so that the loss is a new tensor to autograd, not an argument.
-        given = self._kernels.edge_loss_backward.default, self._given, self._state, loss, *slopes
+        given = self._of_gpus, self._given, self._state, loss, *slopes
         attached: Tensor = _EdgeLoss.apply(self._given.logits, given)  # type: ignore[no-untyped-call]
         return attached
 
@@ -136,9 +130,9 @@ class _EdgeLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, of_call: tuple[Any, ...]) -> Tensor:  # noqa: ANN401
         loss: Tensor
-        backward, given, state, loss, slopes, slopes_of = of_call
+        of_gpus, given, state, loss, slopes, slopes_of = of_call
         ctx.save_for_backward(slopes, logits, given.weight, given.pixel_weight, given.distance, *state)
-        ctx.backward, ctx.options, ctx.slopes_of = backward, given[-len(KernelOptions._fields) :], slopes_of
+        ctx.of_gpus, ctx.options, ctx.slopes_of = of_gpus, given[-len(KernelOptions._fields) :], slopes_of
         return loss
 
     @staticmethod
@@ -149,9 +143,10 @@ class _EdgeLoss(torch.autograd.Function):
         of_edges = None
         if ctx.slopes_of is not None:
             scale, (slopes, v, of_edges) = None, ctx.slopes_of(grad)
+        tensors = scale, slopes, of_edges, logits, weight, v, *state
         # With autograd where there is one: the operator refuses to be differentiated twice.
-        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
-            gradient = ctx.backward(scale, slopes, of_edges, logits, weight, v, *state, *ctx.options)
+        places = {"of_gpus": ctx.of_gpus, "has_derivative": torch.is_grad_enabled()}
+        gradient = operators.run("edge_loss_backward", tensors, *ctx.options, **places)
         return gradient, None
 
 

@@ -1,13 +1,14 @@
 """The operators of the kernels: the schemas of those of Triton, and what torch needs to know of all of them.
 
 csrc has those of the others, where each is. ``edge_loss`` and ``reduce`` exist in two namespaces with the same
-arguments, ``edgeloss`` for CPUs and ``edgeloss_triton`` for GPUs. Triton is imported by their first call.
+arguments, ``edgeloss`` for CPUs and ``edgeloss_triton`` for GPUs; :func:`run` calls them. Triton is imported by their
+first call.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -60,13 +61,39 @@ def _reduce(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     return sums.reduce(*args)
 
 
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"edge_loss": _forward, "edge_loss_backward": _backward, "reduce": _reduce}
 _LIBRARY: Any = torch.library.Library(TRITON, "DEF")  # type: ignore[no-untyped-call]
-for _name, _function in {"edge_loss": _forward, "edge_loss_backward": _backward, "reduce": _reduce}.items():
+for _name, _function in _FUNCTIONS.items():
     _LIBRARY.define(_name + _SCHEMAS[_name])
     for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
         _LIBRARY.impl(_name, _function, _device)
 of_triton = getattr(torch.ops, TRITON)
 of_library = torch.ops.edgeloss
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+
+
+def run(name: str, tensors: Sequence[Tensor | None], *numbers: Any, of_gpus: bool, has_derivative: bool) -> Any:  # noqa: ANN401
+    """Run an operator of the loss, whose first arguments are tensors.
+
+    Of GPUs the function behind it, if nothing would see the operator: to convert arguments and results for the
+    dispatcher takes Python as long as to launch the kernels.
+    """
+    operator = getattr(of_triton if of_gpus else of_library, name).default
+    if has_derivative:
+        return operator(*tensors, *numbers)
+    with torch._C._AutoDispatchBelowAutograd():
+        return (_FUNCTIONS[name] if of_gpus and not _is_seen(tensors) else operator)(*tensors, *numbers)
+
+
+def _is_seen(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether something sees an operator with these tensors: a subclass, a mode, a tracer, or the profiler."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
+        or not _PLAIN.issuperset(map(type, tensors))
+    )
 
 
 # ---------------------------------------------------------------------------------------- their shapes and derivatives

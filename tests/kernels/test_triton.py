@@ -265,14 +265,11 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
 @pytest.mark.parametrize("options", [{}, {"upsample": True}, {"decay": 1.5, "region_weight": 0.0}])
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
-    from edgeloss._kernels.triton import call as calls
     from edgeloss._kernels.triton import interpolate, plans, region, sums
 
     kernels = []
     monkeypatch.setattr(plans.Plan, "launch", lambda _, kernel, *__, **___: kernels.append(kernel.fn.__name__))
-    monkeypatch.setattr(operators.of_triton.edge_loss, "default", calls.forward)
-    monkeypatch.setattr(operators.of_triton.edge_loss_backward, "default", calls.backward)
-    monkeypatch.setattr(operators.of_triton.reduce, "default", sums.reduce)
+    monkeypatch.setattr(operators, "_is_seen", lambda tensors: False)  # the operators would return fake tensors alone
     mode = FakeTensorMode()
     for module, name in ((region, "_parts"), (interpolate, "_along"), (sums, "_quadrature")):
 
@@ -296,3 +293,22 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
             loss.item()
     assert {"forward_kernel", "reduce_kernel", "backward_kernel"} < {*kernels}
     assert ("adjoint_kernel" in kernels) == ("upsample" in options)
+
+
+def test_what_nobody_sees_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the operators, of which a profiler shows the names."""
+    x, y, options = call(4)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        loss = TRITON.loss(x, y, **options)
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    with torch.profiler.profile() as profiled:
+        by_operators = step()
+    seen = [event.name for event in profiled.events() if event.name.startswith(operators.TRITON)]
+    assert seen == [f"{operators.TRITON}::{name}" for name in ("edge_loss", "reduce", "edge_loss_backward")]
+    nothing = SimpleNamespace(default=None)
+    monkeypatch.setattr(
+        operators, "of_triton", SimpleNamespace(edge_loss=nothing, edge_loss_backward=nothing, reduce=nothing)
+    )
+    assert all(map(torch.equal, step(), by_operators))

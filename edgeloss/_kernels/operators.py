@@ -72,8 +72,8 @@ of_library = torch.ops.edgeloss
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
-def run(name: str, tensors: Sequence[Tensor | None], *numbers: Any, of_gpus: bool, has_derivative: bool) -> Any:  # noqa: ANN401
-    """Run an operator of the loss, whose first arguments are tensors.
+def run(name: str, tensors: Sequence[Any], *numbers: Any, of_gpus: bool, has_derivative: bool) -> Any:  # noqa: ANN401
+    """Run an operator of the loss, whose first arguments are tensors, or None.
 
     Of GPUs the function behind it, if nothing would see the operator: to convert arguments and results for the
     dispatcher takes Python as long as to launch the kernels.
@@ -85,13 +85,13 @@ def run(name: str, tensors: Sequence[Tensor | None], *numbers: Any, of_gpus: boo
         return (_FUNCTIONS[name] if of_gpus and not _is_seen(tensors) else operator)(*tensors, *numbers)
 
 
-def _is_seen(tensors: Sequence[Tensor | None]) -> bool:
+def _is_seen(tensors: Sequence[Any]) -> bool:
     """Return whether something sees an operator with these tensors: a subclass, a mode, a tracer, or the profiler."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()
+        or torch._C._autograd._profiler_enabled()
         or not _PLAIN.issuperset(map(type, tensors))
     )
 

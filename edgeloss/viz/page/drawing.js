@@ -8,7 +8,8 @@ const rgba = (hex) => {
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
 const scale = data.scale.map(rgba);
 const [RIGHT_PIXEL, WRONG_PIXEL] = [FIRST, FIRST + 1]; // the codes of "right and wrong"
-const CONTOURS = { "contour truth": "#ffffff", "contour prediction": "#ff6b35" };
+// As TRUE_BORDER and FOUND_BORDER of edgeloss/viz/palette.py.
+const CONTOURS = { "contour truth": "#ffffff", "contour prediction": "#ffeb00" };
 
 // The color of each code of a layer.
 const paintingOf = (key) => {

@@ -179,7 +179,7 @@ def score_table(runs: dict[str, Row], speckles: Sequence[int], seed: int) -> Tab
 
 def verdict(gain: float) -> str:
     """Return what a gain is."""
-    return "better" if gain > 0 else "worse" if gain < 0 else "the same"
+    return "better" if gain > 0 else "worse" if gain < 0 else "same"
 
 
 def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Figure:

@@ -356,7 +356,7 @@ def run(options: argparse.Namespace) -> int:
     for name, about in WRITTEN.items():
         console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)
     took = shown_time(time.monotonic() - begin)
-    console.print(f"\nThis took {took}. Next, train on your own images: docs/training.md", markup=False)
+    console.print(f"\nTrainings and pages took {took}. Next, train on your own images: docs/training.md", markup=False)
     return 0
 
 

@@ -272,7 +272,7 @@ def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: 
 def _epochs(best: Row, last: Row) -> dict[str, Row]:
     """Return the best and the last epoch by their titles, or the one that is both."""
     if best["epoch"] == last["epoch"]:
-        return {f"epoch {last['epoch']}, best and last": last}
+        return {f"epoch {last['epoch']}, the best and the last": last}
     return {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
 
 
@@ -287,7 +287,7 @@ def _headlines(best: Row, last: Row, metric: str) -> pages.Part:
         text = f"epoch {last['epoch']}: {shown(key, last[key])} ({change['text']})"
         changes[name] = change | {"text": text}
     by = f", by {_metric_name(metric)}" if "best" in title else ""
-    return pages.tiles(values, title=f"Validation after {title}{by}", changes=changes)
+    return pages.tiles(values, title=f"Scores after {title}{by}", changes=changes)
 
 
 def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[str, Any]) -> list[pages.Part]:

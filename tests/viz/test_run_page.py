@@ -92,7 +92,7 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
     page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
     (tiles,) = parts_of(page, "tiles")
-    assert tiles["title"] == "Validation after epoch 1, the best, by boundary F1 (1 px)"
+    assert tiles["title"] == "Scores after epoch 1, the best, by boundary F1 (1 px)"
     scores = "boundary F1 (1 px)", "mean IoU", "boundary IoU"
     assert [(name, value) for name, value, _ in tiles["values"]] == [
         *zip(scores, ("62.0\xa0%", "35.0\xa0%", "17.5\xa0%"), strict=True)
@@ -161,7 +161,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert texts(".subtitle") == [
         "4 epochs · 2 min 40 s of training · 12.5 images per second · 2 steps skipped, not finite"
     ]
-    assert texts("header h2") == ["Validation after epoch 2, the best, by mean IoU"]
+    assert texts("header h2") == ["Scores after epoch 2, the best, by mean IoU"]
     assert texts("header dd:not(.what)") == [
         "75.0\xa0% epoch 4: 40.0\xa0% (−35.0)",
         "37.5\xa0% epoch 4: 20.0\xa0% (−17.5)",
@@ -205,6 +205,11 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     widths = page.execute_script("return findAll('.figures img').map((one) => one.naturalWidth)")
     assert set(widths) == {24}
     page = browse(write_run_page(tmp_path, history[:1], CLASSES, []))
-    titles = ["Validation after epoch 1, best and last, by mean IoU", "Scores of the validation images"]
-    titles += ["The loss and its terms", "What drives the training", "Classes in validation", "epoch 1, best and last"]
+    titles = ["Scores after epoch 1, the best and the last, by mean IoU", "Scores of the validation images"]
+    titles += [
+        "The loss and its terms",
+        "What drives the training",
+        "Classes in validation",
+        "epoch 1, the best and the last",
+    ]
     assert texts("h2, .tables h3") == titles

@@ -1,4 +1,4 @@
-"""Names that a user may have meant. This module does not import torch."""
+"""Names in messages: those that a user may have meant, and lists of them. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -144,9 +144,13 @@ class _EdgeLoss(torch.autograd.Function):
         if ctx.slopes_of is not None:
             scale, (slopes, v, of_edges) = None, ctx.slopes_of(grad)
         tensors = scale, slopes, of_edges, logits, weight, v, *state
-        # With autograd where there is one: the operator refuses to be differentiated twice.
-        places = {"of_gpus": ctx.of_gpus, "has_derivative": torch.is_grad_enabled()}
-        gradient = operators.run("edge_loss_backward", tensors, *ctx.options, **places)
+        gradient = operators.run(
+            "edge_loss_backward",
+            tensors,
+            *ctx.options,
+            of_gpus=ctx.of_gpus,
+            has_derivative=torch.is_grad_enabled(),  # the operator refuses to be differentiated twice
+        )
         return gradient, None
 
 

@@ -49,13 +49,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     from edgeloss.cli.commands import parse
     from edgeloss.cli.messages import fail, say
 
-    warned: set[str] = set()
+    reasons: set[str] = set()
 
     def show_warning(message: Warning | str, *_: object) -> None:
-        reason = str(message).partition(": ")[2]  # which several metrics may have
-        if reason not in warned:
-            warned.add(reason)
-            say(f"warning: {message}")
+        text = str(message)
+        reason = text.partition(": ")[2] or text  # several metrics, which it begins with, may have the same one
+        if reason not in reasons:
+            reasons.add(reason)
+            say(f"warning: {text}")
 
     try:
         options = parse(arguments)

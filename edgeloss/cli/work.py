@@ -68,7 +68,7 @@ class Work:
         """Find the files."""
         self.cases = find_cases(options, split)
         self.skipped: dict[str, str] = {}
-        self._alike: dict[str, list[str]] = {}  # the names that were skipped for reasons that differ in numbers only
+        self._by_reason: dict[str, list[str]] = {}  # the names that were skipped, by the reason without details
         self._goes_on = options.takes_folders and not options.strict
 
     def __iter__(self) -> Iterator[tuple[CaseFiles, Said]]:
@@ -104,27 +104,30 @@ class Work:
         except InputError as error:
             if not self._goes_on or isinstance(error, OutputError):
                 raise
-            reason = str(error)
-            self.skipped[files.name] = reason
-            kind = reason
-            for path in filter(None, files[1:]):
-                kind = kind.replace(str(path), "")
-            alike = self._alike.setdefault(re.sub("[0-9]+", "", kind), [])
-            alike.append(files.name)
-            if len(alike) == 1:
-                say(f"skipped: {reason}")
+            self.skipped[files.name] = str(error)
+            same = self._by_reason.setdefault(_without_details(str(error), files), [])
+            same.append(files.name)
+            if len(same) == 1:
+                say(f"skipped: {error}")
 
     def finish(self) -> int:
         """Report how many cases were skipped, and return the exit code."""
         if not self.skipped:
             return 0
-        for first, *others in self._alike.values():
+        for first, *others in self._by_reason.values():
             if others:
-                say(f"skipped: {len(others)} more for the same reason as {first}")
+                say(f"skipped: {len(others)} more for the same reason as {printable(first)}")
         is_all = len(self.skipped) == len(self.cases)
         names = "" if is_all else ": " + ", ".join(map(printable, self.skipped))
         say(f"error: {len(self.skipped)} of {len(self.cases)} images were skipped{names}")
         return 2
+
+
+def _without_details(reason: str, files: CaseFiles) -> str:
+    """Return why a case was skipped, without its paths and numbers: those of cases with one reason differ."""
+    for path in filter(None, files[1:]):
+        reason = reason.replace(str(path), "")
+    return re.sub("[0-9]+", "", reason)
 
 
 @contextmanager

@@ -179,9 +179,7 @@ def _labels_of_colors(pixels: npt.NDArray[np.uint8], colors: Mapping[Rgb, int] |
         advice = "store indices, or name the palette (edgeloss --palette)"
         if len(found) > 256:
             advice = "is it a photograph (edgeloss --image), or a mask that was stored as JPEG, which changes labels?"
-        raise InputError(
-            f"{path}: expected class indices, but got {len(found)} colors, such as {color} at [{y}, {x}]; {advice}"
-        )
+        raise InputError(f"{path}: expected class indices, but got colors, such as {color} at [{y}, {x}]; {advice}")
     raise InputError(
         f"{path}: expected colors of the palette, but got {len(unknown)} unknown, such as {color} at [{y}, {x}]"
     )

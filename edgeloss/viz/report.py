@@ -23,7 +23,7 @@ from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_score, sum_by_cl
 _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
-_LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel"
+_LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
 _ABOUT_MEANS = "The edge loss weights the classes; the mean of the edge map counts all edge pixels alike."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
@@ -171,12 +171,12 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
 
 def _lead(images: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return what the page shows; of a single image, what is wrong first."""
-    (valid, wrong), most = images[0]["pixels"].values(), images[0]["mistakes"]
-    if len(images) > 1 or not wrong:
-        return f"{_LEAD}."
+    pixels, most = images[0]["pixels"], images[0]["mistakes"]
+    if len(images) > 1 or not pixels["wrong"]:
+        return _LEAD
     true, predicted, count = most[0]
-    pair = f", most often {names[true]} predicted as {names[predicted]}" if predicted >= 0 else ""
-    return f"{shown(wrong / valid, '.1%')} of the labeled pixels are wrong{pair} ({count:,} px). {_LEAD}."
+    pair = f", most often {names[true]} predicted as {names[predicted]} ({count:,} px)" if predicted >= 0 else ""
+    return f"{shown(pixels['wrong'] / pixels['valid'], '.1%')} of the labeled pixels are wrong{pair}. {_LEAD}"
 
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:

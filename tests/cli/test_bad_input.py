@@ -124,7 +124,7 @@ EVERY = [
     ("--mask truncated.png", f"truncated.png: {NO_IMAGE} (image file is truncated)"),
     ("--mask small.png", "pred.npy: expected the 6 × 32 pixels of small.png, or the same picture in lower"),
     ("--mask sevens.png", "sevens.png: expected labels 0 to 2, or ignore_index=255, but got 7 at 768 pixels, first"),
-    ("--mask colors.png", "colors.png: expected class indices, but got 1 colors, such as (200, 0, 0) at [0, 0]; store"),
+    ("--mask colors.png", "colors.png: expected class indices, but got colors, such as (200, 0, 0) at [0, 0]; store"),
     ("--mask colors.png --palette voc", "colors.png: expected colors of the palette, but got 1 unknown, such as (200"),
     ("--mask quantized.npy", f"quantized.npy: expected integer labels [H, W], but got uint8 [3, 24, 32]{VOLUME}"),
     ("--mask int8.npy", "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --mask-remap -1:255"),

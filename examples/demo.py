@@ -205,7 +205,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     pictures["difference"] = error_picture(truth, truth, photo)
     for color, mask in compared_errors(truth, *predictions).items():
         pictures["difference"][mask] = color_bytes(color)
-    logits = torch.zeros(1, len(classes), *truth.shape)
+    logits = torch.zeros(1, len(classes), *truth.shape)  # any: which pixels are edge pixels depends on labels alone
     is_edge = loss_maps(logits, torch.from_numpy(truth)[None], ignore_index=-1).edge_mask[0].numpy()
     windows = choose_windows(np.where(is_edge, truth, -1), *predictions)
 

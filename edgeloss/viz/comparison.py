@@ -272,9 +272,9 @@ def _verdict(
     lost = f"Worse: {losses}." if losses else f"No class gets worse in {', '.join(one.title for one in scores)}."
     seeds = dict.fromkeys(settings.get("seed_everything", ()))
     of_seed = f" These are trainings with seed {' and '.join(seeds)}: another seed may give another result."
-    verdict = f"{runs[1]} is {change['tone'] or 'level'} in {name}: {after} after {before} with {runs[0]}"
+    verdict = f"{runs[1]} is {change['tone'] or 'level'} in {name}: {after} instead of {before}"
     return (
-        f"{verdict} ({change['text']} points), and higher in {higher} and lower in {lower} of {len(items)} images."
+        f"{verdict} ({change['text']} points), higher in {higher} and lower in {lower} of {len(items)} images."
         f" {lost}{of_seed * bool(seeds)}"
     )
 
@@ -291,7 +291,7 @@ def _losses(scores: _ClassScores, names: Sequence[str]) -> str:
 def _headlines(runs: Sequence[str], totals: Sequence[Scores], figures: Sequence[Mapping[str, float]]) -> pages.Part:
     before, after = ({key: of_run[key] for key in [*FIGURES][:HEADLINES]} for of_run in figures)
     abouts = about_figures(len(totals[0].pixels))
-    abouts[FIGURES["edge"].name] += "; no score: a network trained with it has less of it"
+    abouts[FIGURES["edge"].name] += "; not a score: training with this loss lowers it"
     values = [(name, value, abouts[name]) for name, value in shown_figures(after).items()]
     former, changes = shown_figures(before), shown_changes(before, after)
     first, second = (int(total.stray.sum()) for total in totals)

@@ -84,7 +84,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     value, change = shown["boundary F1 (1 px)"]
     assert value == f1["foot"][2]
     assert change["text"] == f"{f1['foot'][3]['text']} points from {f1['foot'][1]}"
-    assert " and higher in 1 and lower in 1 of 3 images. " in about["lead"]
+    assert " higher in 1 and lower in 1 of 3 images. " in about["lead"]
     (bars,) = parts_of(page, "bars")
     assert [np.sign(value) for value in bars["values"]] == [1, 0, -1]
     assert bars["strong"] == [0, 1, 2]

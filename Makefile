@@ -52,7 +52,7 @@ axe:
 	@command -v npm >/dev/null || { echo "there is no npm to download axe-core with"; exit 1; }
 	@mkdir -p build/axe && cd build/axe && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-*.tgz --strip-components=1 package/axe.min.js
 
-# The HTML report is tested in a browser. Without one those tests are skipped, but in CI.
+# The pages are tested in a browser, in CI.
 .PHONY: browser
 browser:
 	@echo "==> installing a browser for the tests (chromium, chromium-driver)"

@@ -38,7 +38,8 @@ def call(
     return x, y, {"region_weight": 3.0, "ignore_index": 1 if classes > 2 else None, **options}
 
 
-@pytest.mark.parametrize(("classes", "decay"), [(3, None), pytest.param(1, 1.5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("classes", "decay"), [(3, None), (1, 1.5)])
 def test_operators_are_as_torch_expects_them(classes: int, decay: float | None) -> None:
     x, y, options = call(classes, (7, 8), decay=decay)
     calls = operators_of(lambda: TRITON.loss(x, y, **options).backward())
@@ -96,6 +97,7 @@ def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.Monk
     assert kernels[-5:] == ["products_kernel", "add_parts_kernel", "solve_kernel", "means_kernel", "reduce_kernel"]
 
 
+@pytest.mark.slow
 def test_launches_of_a_repeated_call_are_those_of_a_first_one() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, Path(__file__).with_name("launches.py"), "40"], check=True, env=environment)
@@ -148,7 +150,9 @@ GIVEN: list[dict[str, Any]] = [
     {"other_side_weight": 0.0, "same_side_weight": 0.0},
 ]
 SIZES = [(3, 2, 1), (0, 5, 1), (2, 1500, 1), (600, 8, 4), (1500, 2, 1)]  # images, classes and tables
-REDUCED = [(size, GIVEN[0]) for size in SIZES] + [(size, given) for size in [(4, 6, 3), (70, 40, 1)] for given in GIVEN]
+LARGE = (70, 40, 1)
+REDUCED = [(size, GIVEN[0]) for size in SIZES] + [((4, 6, 3), given) for given in GIVEN] + [(LARGE, GIVEN[4])]
+REDUCED += [pytest.param(LARGE, given, marks=pytest.mark.slow) for given in GIVEN if given is not GIVEN[4]]
 
 
 @pytest.mark.parametrize(("size", "given"), REDUCED, ids=str)
@@ -295,6 +299,7 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
     assert ("adjoint_kernel" in kernels) == ("upsample" in options)
 
 
+@pytest.mark.slow
 def test_what_nobody_sees_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the operators, of which a profiler shows the names."""
     x, y, options = call(4)

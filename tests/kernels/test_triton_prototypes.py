@@ -66,9 +66,10 @@ def inputs(shape: tuple[int, ...], options: dict[str, Any]) -> tuple[torch.Tenso
     return x.requires_grad_(), y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "options", "replaced"),
-    [pytest.param(*call, marks=pytest.mark.slow if i else [], id=str(call[0])) for i, call in enumerate(CALLS)],
+    [pytest.param(*call, id=str(call[0])) for call in CALLS],
 )
 def test_prototypes_agree(
     shape: tuple[int, ...], options: dict[str, Any], replaced: set[str], monkeypatch: pytest.MonkeyPatch

@@ -135,7 +135,8 @@ def test_neighbor_nll(backend: str, kind: str, how: str) -> None:
         graph(x, index, -weight, *mask)
 
 
-@pytest.mark.parametrize("backend", ["fused", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["fused", "reference"])
 def test_a_focus_that_changes_is_a_number_of_the_graph(backend: Any) -> None:
     x, y = torch.randn(2, 3, 8, 9), torch.randint(3, (2, 8, 9))
     torch._dynamo.reset()

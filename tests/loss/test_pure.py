@@ -270,6 +270,7 @@ def test_no_worst_case_is_below_the_labels(case: int, backend: Any) -> None:
     assert 0 <= terms["region"] <= 2
 
 
+@pytest.mark.slow
 def test_no_random_labelling_is_below_the_labels() -> None:
     random, least = torch.Generator().manual_seed(0), math.inf
     for trial in range(1000):

@@ -154,6 +154,7 @@ def train_and_evaluate(rank: int, folder: Path) -> None:
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_one_rank_may_evaluate_alone(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, train_and_evaluate, tmp_path)
     whole = Network()

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss._checks import inputs
-from edgeloss._checks.nearest import shortened
+from edgeloss._checks.names import shortened
 from edgeloss._checks.remap import table_rules
 from edgeloss.cli.commands import OF_LOSS, check_class_count
 from edgeloss.cli.messages import say

@@ -8,7 +8,7 @@ import math
 from argparse import Namespace
 
 from edgeloss import debug
-from edgeloss._checks.nearest import shortened
+from edgeloss._checks.names import shortened
 from edgeloss._checks.options import EDGE_TERMS, SUMMANDS
 from edgeloss.cli.cases import Case, Reader
 from edgeloss.cli.messages import printable, to_json

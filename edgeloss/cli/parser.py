@@ -6,7 +6,7 @@ import textwrap
 from argparse import PARSER, SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
 from typing import Any, NoReturn
 
-from edgeloss._checks.nearest import did_you_mean
+from edgeloss._checks.names import did_you_mean
 from edgeloss.cli.messages import fail
 
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from edgeloss._checks.nearest import did_you_mean, no_such_path
+from edgeloss._checks.names import did_you_mean, no_such_path
 from edgeloss.cli.messages import fail
 from edgeloss.cli.outputs import inside, why_not
 

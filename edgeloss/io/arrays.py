@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss._checks import inputs
-from edgeloss._checks.nearest import shortened
+from edgeloss._checks.names import shortened
 from edgeloss.io import limits
 from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from edgeloss._checks.nearest import no_such_path
+from edgeloss._checks.names import no_such_path
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".pt", ".pth")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from edgeloss._checks.nearest import did_you_mean
+from edgeloss._checks.names import did_you_mean
 from edgeloss._checks.remap import REMAPS
 from edgeloss.io.class_lists import read_classes
 from edgeloss.io.class_names import CLASS_NAMES

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from edgeloss._checks.nearest import no_such_path, shortened
+from edgeloss._checks.names import no_such_path, shortened
 from edgeloss.io.files import InputError
 
 _SHOWN = 3  # names in a message

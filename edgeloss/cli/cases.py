@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
 from argparse import ArgumentTypeError, Namespace
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from torch import Tensor
 from edgeloss._checks import inputs
 from edgeloss._checks.names import shortened
 from edgeloss._checks.remap import table_rules
+from edgeloss._reference.interpolate import readable_logits
 from edgeloss.cli.commands import OF_LOSS, check_class_count
 from edgeloss.cli.messages import say
 from edgeloss.cli.work import CaseFiles
@@ -75,6 +75,10 @@ class Case(NamedTuple):
         """The number of classes, 2 for one logit."""
         return max(2, self.logits.shape[1])
 
+    def predicted(self, valid: Tensor) -> Tensor:
+        """Return the predicted labels [B, H, W], arbitrary outside of the valid pixels."""
+        return readable_logits(self.logits, valid).argmax(1)
+
     def pictures(self) -> list[npt.NDArray[np.uint8] | None]:
         """Return the images, each [H, W, 3], or None for each."""
         if self.image is None:
@@ -124,7 +128,7 @@ class Reader:
         of_data = table_rules(split.labels) if split is not None and split.labels else ()
         self._mask_rules = options.mask_remap or options.remap or of_data
         self._pred_rules = options.pred_remap or options.remap or ()
-        self._notes: Counter[str] = Counter()  # how many files a note is about
+        self._notes: defaultdict[str, set[str]] = defaultdict(set)  # the files that each is about
         self._valid: list[int] = []  # the lowest and the highest label of each mask
         self._has_void = False
 
@@ -190,7 +194,7 @@ class Reader:
         prediction = read_prediction(files.prediction, kind, key=options.key, colors=self._colors, within=size, **taken)
         h, w = prediction.values.shape[-2:]
         check_fits(files.prediction, prediction.values.shape, size)
-        stored, (prediction, channels) = prediction, self._with_classes(prediction, mask, files)
+        prediction, channels = self._with_classes(prediction, mask, files)
         self._check_labels(files.mask, mask, channels, self.ignore_index, is_of_labels=prediction.kind == "labels")
         logits = prediction.logits(channels)
         is_stretched = not _have_one_aspect(prediction.values.shape[-2:], mask.shape)
@@ -200,7 +204,6 @@ class Reader:
                 f" {mask.shape[1]} pixels of {files.mask}; they are stretched over it"
             )
         self._say_what_is_odd(files, prediction.non_finite, logits, mask)
-        self._say_kind(stored, files)
         return Case(
             name=files.name,
             logits=logits[None],
@@ -278,23 +281,13 @@ class Reader:
             can_grow = is_of_labels and isinstance(self._options.classes, int)
             raise InputError(f"{text}{_how_to_fit(found, classes, ignore_index, can_grow=can_grow)}") from error
 
-    def _note(self, text: str, kind: str = "") -> None:
-        """Print a note "PATH: ...", the first of its kind; by default, notes of the same words are of one kind."""
-        kind = kind or text.rpartition(": ")[2]
+    def _note(self, text: str) -> None:
+        """Print a note "PATH: ...", the first of its kind: of the same words up to a reason, which has numbers."""
+        path, _, words = text.rpartition(": ")
+        kind = words.partition(", since ")[0]
         if not self._notes[kind]:
             say(f"note: {text}")
-        self._notes[kind] += 1
-
-    def _say_kind(self, prediction: Prediction, files: CaseFiles) -> None:
-        """Print what a prediction was read as, once for each kind and reason, and how to say otherwise."""
-        about = f"read as {prediction.kind}, since {prediction.reason}"
-        if self._options.pred_kind == "auto":
-            other = "probabilities" if prediction.kind == "logits" else "logits"
-            about += f"; if they are {other}, pass --pred-kind {other}"
-        elif "divided" not in about:
-            return
-        if prediction.reason:
-            self._note(f"{files.prediction}: {about}", re.sub(r"[-+]?[0-9][0-9.e+-]*", "", about))
+        self._notes[kind].add(path)  # once, though a mask is read again for each slice and for a second network
 
     def _say_what_is_odd(self, files: CaseFiles, non_finite: int, logits: Tensor, mask: Tensor) -> None:
         if non_finite and self._needs_finite:
@@ -314,9 +307,9 @@ class Reader:
 
     def say_at_the_end(self) -> None:
         """Print how many files the notes are about, and warn where all masks have one class and the rest is ignored."""
-        for kind, count in self._notes.items():
-            if count > 1 and not kind.startswith("read as"):
-                say(f"note: {count - 1} more: {kind}")
+        for kind, paths in self._notes.items():
+            if len(paths) > 1:
+                say(f"note: {len(paths) - 1} more: {kind}")
         if self.ignore_index == VOID_INDEX and self._has_void and len(set(self._valid)) == 1:
             (label,) = set(self._valid)
             say(
@@ -379,8 +372,11 @@ def _how_to_fit(found: Sequence[int], classes: int, void: int | None, *, can_gro
         runs = [[*run] for _, run in itertools.groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
         rules = [_rule(run[0][1], run[-1][1], run[0][0]) for run in runs if run[0][0] != run[0][1]]
         return f"; if these are its classes, pass {flag} {','.join(rules)}"
+    if void is None:
+        is_map = len(found) > max(8, 2 * classes)
+        return "; if they are probabilities, pass --pred-kind probabilities" if is_map else ""
     beyond = next(label for label in found if label >= classes)
-    return "" if void is None else f"; to ignore those beyond, pass {flag} {_rule(beyond, last, void)}"
+    return f"; to ignore those beyond, pass {flag} {_rule(beyond, last, void)}"
 
 
 def _rule(first: int, last: int, to: int) -> str:

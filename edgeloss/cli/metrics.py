@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from edgeloss._reference.interpolate import readable_logits
 from edgeloss.cli.cases import Reader
 from edgeloss.cli.messages import rounded, say, to_json
 from edgeloss.cli.outputs import say_wrote, write
@@ -86,7 +85,7 @@ def metrics(options: Namespace) -> int:
 def _read_labels(reader: Reader, files: CaseFiles, *, volumes: bool) -> tuple[Tensor, Tensor]:
     """Return predicted and true labels of a case: [B, H, W], of an image or of slices, or of a volume [1, D, H, W]."""
     parts = [
-        (readable_logits(part.logits, part.target != reader.ignore_index).argmax(1), part.target)
+        (part.predicted(part.target != reader.ignore_index), part.target)
         for part in reader.parts(files, volumes=volumes)
     ]
     labels, target = (torch.cat(maps) for maps in zip(*parts, strict=True))

@@ -19,7 +19,7 @@ from torch import Tensor
 from edgeloss._checks import inputs
 from edgeloss._checks.names import shortened
 from edgeloss.io import limits
-from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading
+from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading, wrong_suffix
 
 _NO_NUMBERS = "is damaged, or holds something other than numbers; pickled objects are not read"
 
@@ -83,7 +83,7 @@ def read_array(path: Path, choice: Choice) -> Array:
 def count_slices(path: Path, choice: Choice) -> int:
     """Return the number of slices of a volume [..., D, H, W]."""
     if path.suffix.lower() not in ARRAY_SUFFIXES:
-        raise InputError(f"{path}: expected a volume [..., D, H, W] in one of {', '.join(ARRAY_SUFFIXES)}")
+        raise wrong_suffix(path, "a volume [..., D, H, W]", ARRAY_SUFFIXES)
     with reading(path, _NO_NUMBERS):
         shape = _open(path, choice._replace(at=0)).shape
     if len(shape) < 3 or 0 in shape:

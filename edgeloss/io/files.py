@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -24,6 +24,13 @@ VOID_INDEX = 255
 
 class InputError(ValueError):
     """A file or option cannot be used; the message is one line that names it."""
+
+
+def wrong_suffix(path: Path, expected: str, suffixes: Sequence[str], hint: str = "") -> InputError:
+    """Return the error about a file of another format than one that can hold what is expected."""
+    return InputError(
+        f"{path}: expected {expected} in one of {', '.join(suffixes)}, but got {path.suffix or 'no suffix'}{hint}"
+    )
 
 
 class OutputError(InputError):

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeloss._checks.remap import Rule
 from edgeloss.io.arrays import Array, Choice, read_array, squeeze
 from edgeloss.io.class_lists import Rgb
-from edgeloss.io.files import ARRAY_SUFFIXES, IMAGE_SUFFIXES, LABEL_SUFFIXES, InputError
+from edgeloss.io.files import ARRAY_SUFFIXES, IMAGE_SUFFIXES, LABEL_SUFFIXES, InputError, wrong_suffix
 from edgeloss.io.images import Note, no_note, open_picture
 
 # Names that are looked for in a file of several arrays.
@@ -69,16 +69,14 @@ def read_labels(
     """
     path = Path(path)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return labels_of_array(read_array(path, Choice(LABEL_NAMES, key, region, at)), path, note)
+        return labels_of_array(read_array(path, Choice(LABEL_NAMES, key, region, at)), path)
     if at is not None:
-        raise InputError(f"{path}: expected labels [D, H, W] of a volume in one of {', '.join(ARRAY_SUFFIXES)}")
+        raise wrong_suffix(path, "labels [D, H, W] of a volume", ARRAY_SUFFIXES)
     if region is not None:
-        raise InputError(f"{path}: expected labels [C, H, W] of regions in one of {', '.join(ARRAY_SUFFIXES)}")
+        raise wrong_suffix(path, "labels [C, H, W] of regions", ARRAY_SUFFIXES)
     if path.suffix.lower() not in LABEL_SUFFIXES:
         hint = "; lossy compression changes labels: store a .png" if path.suffix.lower() in IMAGE_SUFFIXES else ""
-        raise InputError(
-            f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}, but got {path.suffix or 'no suffix'}{hint}"
-        )
+        raise wrong_suffix(path, "labels", LABEL_SUFFIXES, hint)
     return _labels_of_picture(path, colors, page, note)
 
 
@@ -93,18 +91,17 @@ def _labels_of_picture(path: Path, colors: Mapping[Rgb, int] | None, page: int |
         return labels
     if picture.mode == "F":
         return labels_of_array(
-            Array(torch.from_numpy(np.array(picture)), f"float32 {[picture.height, picture.width]}"), path, note
+            Array(torch.from_numpy(np.array(picture)), f"float32 {[picture.height, picture.width]}"), path
         )
     if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
         raise InputError(f"{path}: expected one channel of class indices, or RGB, but got mode {picture.mode}")
     return torch.from_numpy(np.asarray(picture).astype(np.int64))
 
 
-def labels_of_array(array: Array, path: Path, note: Note = no_note) -> Tensor:
+def labels_of_array(array: Array, path: Path) -> Tensor:
     """Return an array as labels [H, W] int64: whole numbers, or one-hot over the first or the last axis."""
     values = squeeze(array.values, 2)
     if values.dim() == 3 and (hot := one_hot_axis(values)) is not None:
-        note(f"{path}: read as one-hot labels, {array.text}")
         return values.argmax(hot)
     if values.dim() != 2 or not are_whole(values):
         of_floats = "; logits and probabilities are predictions, not labels (edgeloss --pred)"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgeloss.io.arrays import Array, Choice, Size, check_fits, read_array, squeeze
 from edgeloss.io.class_lists import Rgb
-from edgeloss.io.files import ARRAY_SUFFIXES, InputError
+from edgeloss.io.files import ARRAY_SUFFIXES, InputError, wrong_suffix
 from edgeloss.io.images import Note, no_note, open_picture
 from edgeloss.io.labels import VOLUME, are_whole, labels_of_array, one_hot_axis, read_labels
 
@@ -38,13 +38,11 @@ class Prediction(NamedTuple):
         kind: what the values are.
         values: [C, h, w] floating; for ``"labels"``, [h, w] int64.
         non_finite: how many values are nan or infinite.
-        reason: why the values were read as that kind, to follow "since"; empty where they can hardly be another.
     """
 
     kind: PredictionKind
     values: Tensor
     non_finite: int
-    reason: str = ""
 
     @property
     def num_classes(self) -> int | None:
@@ -107,7 +105,7 @@ def read_prediction(
         at: the slice to take from the prediction of a volume, [C, D, h, w].
         page: the page of a TIFF of several, from 0.
         within: the size of the mask; a larger prediction is refused before memory is taken for it.
-        note: takes a line about how the file was read, if that is not plain.
+        note: takes a line about how the file was read, where its values may be another kind.
 
     Returns:
         The prediction. Values of nan and infinity are counted, not rejected.
@@ -130,9 +128,7 @@ def read_prediction(
     elif kind == "probabilities":
         array = _gray_array(path, page, within)
     elif kind == "logits":
-        raise InputError(
-            f"{path}: expected logits in one of {', '.join(ARRAY_SUFFIXES)}, but got {path.suffix or 'no suffix'}"
-        )
+        raise wrong_suffix(path, "logits", ARRAY_SUFFIXES)
     else:
         labels = read_labels(path, colors=colors, region=region, at=at, page=page, note=note)
         return Prediction("labels", labels, 0)
@@ -144,7 +140,7 @@ def _of_array(array: Array, kind: PredictionKind | None, path: Path, note: Note)
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values
     if kind == "labels":
-        return Prediction("labels", labels_of_array(array, path, note), 0)
+        return Prediction("labels", labels_of_array(array, path), 0)
     if values.dim() != 3:
         expected = (
             "labels [H, W] or floating logits" if array.is_integer and kind is None else f"floating {kind or 'logits'}"
@@ -152,28 +148,39 @@ def _of_array(array: Array, kind: PredictionKind | None, path: Path, note: Note)
         raise InputError(
             f"{path}: expected {expected} [C, H, W], but got {array.text}{VOLUME if values.dim() > 3 else ''}"
         )
-    if kind is None and (reason := _why_labels(values)):
-        return Prediction("labels", labels_of_array(array, path, note), 0, reason)
-    return _floating(values, kind, array, path)
+    if kind is None and _are_labels(values):
+        return Prediction("labels", labels_of_array(array, path), 0)
+    return _floating(values, kind, array, path, note)
 
 
-def _floating(values: Tensor, kind: PredictionKind | None, array: Array, path: Path) -> Prediction:
+def _floating(values: Tensor, kind: PredictionKind | None, array: Array, path: Path, note: Note) -> Prediction:
     """Return the prediction of [C, h, w] that holds no labels."""
     seen = _Seen.of(values)
     scale = None if kind == "logits" else seen.scale(values, array, is_given=kind == "probabilities")
     if scale is not None:
         p, off = _normalized(values, scale)
-        sums = f" and add up to {scale} over the classes" if len(values) > 1 else ""
-        sums += f" within {off:.2g} (each pixel is divided by its sum)" if off > 1e-3 else ""
-        return Prediction("probabilities", p, seen.non_finite, f"{seen}{sums}")
+        if off > 1e-3 and not array.is_integer:  # exact sums leave no doubt, and integers are no logits
+            divided = "each pixel is divided by its sum"
+            reason = f"{seen.whole}; {divided}"
+            about = f"{divided}, since {seen.whole}" if kind else _read_as("probabilities", reason, "logits")
+            note(f"{path}: {about}")
+        elif kind is None and ((values == 0) | (values == 1)).all():
+            note(f"{path}: {_read_as('probabilities', 'its values are 0 or 1', 'labels')}")
+        return Prediction("probabilities", p, seen.non_finite)
     if kind == "probabilities" or (kind is None and array.is_integer):
         hint = _QUANTIZED if array.is_integer else "; --pred-kind logits takes any floating values"
         expected = "probabilities, in 0 to 1, 0 to 100 or 0 to 255," if kind else "labels [H, W] or floating logits"
         raise InputError(f"{path}: expected {expected} [C, H, W], but got {array.text}, {seen.whole}{hint}")
     if array.is_integer:
         raise InputError(f"{path}: expected floating {kind} [C, H, W], but got {array.text}{_QUANTIZED}")
-    is_plain = seen.low < 0 or kind is not None  # a probability is not negative
-    return Prediction("logits", values, seen.non_finite, "" if is_plain else str(seen.whole))
+    if kind is None and seen.scale(values, array, is_given=True) is not None:
+        note(f"{path}: {_read_as('logits', seen.whole, 'probabilities')}")
+    return Prediction("logits", values, seen.non_finite)
+
+
+def _read_as(kind: PredictionKind, reason: str, other: PredictionKind) -> str:
+    """Return what values that may be of two kinds were read as."""
+    return f"read as {kind}, since {reason}; if they are {other}, pass --pred-kind {other}"
 
 
 class _Seen(NamedTuple):
@@ -201,7 +208,9 @@ class _Seen(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The values and their sums, in words."""
+        """The values and, of several classes, their sums, in words."""
+        if (self.low, self.high) == (self.least_sum, self.most_sum):
+            return str(self)
         return f"{self} and add up to {self.least_sum:.4g} to {self.most_sum:.4g} over the classes"
 
     def scale(self, values: Tensor, array: Array, *, is_given: bool) -> int | None:
@@ -212,7 +221,7 @@ class _Seen(NamedTuple):
         if self.low < -slack or self.non_finite == values.numel():
             return None
         if len(values) == 1:
-            return self._scale_of_one(array, slack) if is_given or not array.is_integer else None
+            return self._scale_of_one(array, slack, is_given=is_given) if is_given or not array.is_integer else None
         # Rounding to two decimals, to whole percent or to 8 bits changes each of C values by half a step.
         off = min(0.5 * len(values), 80)
         allowed = {1: max(slack, off / 100), 100: off, 255: off}
@@ -222,24 +231,20 @@ class _Seen(NamedTuple):
                 return scale
         return 1 if is_given and not array.is_integer and self.high <= 1 + slack else None
 
-    def _scale_of_one(self, array: Array, slack: float) -> int | None:
+    def _scale_of_one(self, array: Array, slack: float, *, is_given: bool) -> int | None:
         """Return what a probability of 1 is stored as in a map of one class."""
         if array.is_integer:
             scales = {"uint8": (255,), "uint16": (65535,)}.get(array.text.partition(" ")[0], (100, 255, 65535))
         else:
-            scales = (1,)
+            scales = (1, 100, 255) if is_given else (1,)
         return next((scale for scale in scales if self.high <= scale * (1 + slack)), None)
 
 
-def _why_labels(values: Tensor) -> str:
-    """Return why a map [C, h, w] holds labels; empty if it does not."""
-    if len(values) > 1:
-        is_hot = not values.is_floating_point() and one_hot_axis(values) is not None
-        return "its integers are 1 for one class and 0 for the others" if is_hot else ""
+def _are_labels(values: Tensor) -> bool:
+    """Return whether a map [C, h, w] holds labels."""
     if not values.is_floating_point():
-        return "its values are integers"
-    is_label = float(values.min()) >= 0 and float(values.max()) >= 2 and are_whole(values)
-    return "its values are whole numbers, though in a floating dtype" if is_label else ""
+        return len(values) == 1 or one_hot_axis(values) is not None
+    return len(values) == 1 and float(values.min()) >= 0 and float(values.max()) >= 2 and are_whole(values)
 
 
 def _normalized(values: Tensor, scale: int) -> tuple[Tensor, float]:

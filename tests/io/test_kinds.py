@@ -34,9 +34,16 @@ MANY = np.exp(3 * RNG.normal(size=(150, 6, 8)))
 MANY = (MANY / MANY.sum(0)).astype(np.float32)
 
 
-def read(path: Path, values: Pixels, kind: io.PredictionKind | None = None) -> io.Prediction:
+def read(path: Path, values: Pixels, kind: io.PredictionKind | None = None, note: Any = io.images.no_note) -> Any:
     np.save(path / "p.npy", values)
-    return io.read_prediction(path / "p.npy", kind)
+    return io.read_prediction(path / "p.npy", kind, note=note)
+
+
+def notes_of(path: Path, values: Pixels, kind: io.PredictionKind | None = None) -> list[str]:
+    """Return the notes about how values were read, without the path."""
+    notes: list[str] = []
+    read(path, values, kind, notes.append)
+    return [note.partition(": ")[2] for note in notes]
 
 
 def cross_entropy(prediction: io.Prediction, target: Pixels) -> float:
@@ -56,9 +63,9 @@ def cross_entropy(prediction: io.Prediction, target: Pixels) -> float:
         (PROBS.round(2), True),
         (PROBS.round(3), True),
         ((PROBS * 100).round(), True),
-        ((PROBS * 100).round().astype(np.uint8), True),
-        ((PROBS * 255).round().astype(np.uint8), True),
-        ((PROBS * 255).round().astype(np.int32), True),
+        ((PROBS * 100).round().astype(np.uint8), False),  # integers are no logits
+        ((PROBS * 255).round().astype(np.uint8), False),
+        ((PROBS * 255).round().astype(np.int32), False),
     ],
 )
 def test_probabilities_are_those_however_they_are_stored(tmp_path: Path, stored: Pixels, is_noted: bool) -> None:
@@ -68,7 +75,7 @@ def test_probabilities_are_those_however_they_are_stored(tmp_path: Path, stored:
     assert float((sums - 1).abs().max()) < 2e-3  # float16 rounds them again
     np.testing.assert_allclose(prediction.values.double().numpy(), PROBS, atol=0.012)
     assert cross_entropy(prediction, LABELS) == pytest.approx(0.0842, abs=2e-3)  # as logits: 0.60
-    assert ("divided by its sum" in prediction.reason) == is_noted
+    assert ["divided by its sum" in note for note in notes_of(tmp_path, stored)] == [True] * is_noted
 
 
 @pytest.mark.parametrize("kind", [None, "probabilities"])
@@ -157,9 +164,41 @@ def test_what_fits_no_kind_is_an_error_with_the_range(tmp_path: Path, stored: Pi
         read(tmp_path, stored, kind)
 
 
-def test_logits_that_are_never_negative_say_so(tmp_path: Path) -> None:
-    assert "add up to" in read(tmp_path, RNG.uniform(0, 1, (3, 4, 4)).astype(np.float32) / 9).reason
-    assert not read(tmp_path, LOGITS).reason  # plain, and worth no note
+SIGMOID = (1 / (1 + np.exp(-LOGITS))).astype(np.float32)
+HOT = np.eye(3, dtype=np.float32)[LABELS].transpose(2, 0, 1)
+AS_LOGITS, AS_LABELS = (f"if they are {kind}, pass --pred-kind {kind}" for kind in ("probabilities", "labels"))
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind", "note"),
+    [
+        (SIGMOID, None, ("read as logits, since values are ", AS_LOGITS)),
+        (PROBS[0] * 255, None, ("read as logits, since values are ", AS_LOGITS)),
+        (HOT, None, ("read as probabilities, since its values are 0 or 1", AS_LABELS)),
+        (HOT[0], None, ("read as probabilities, since its values are 0 or 1", AS_LABELS)),
+        (SIGMOID, "probabilities", ("each pixel is divided by its sum, since values are ", "over the classes")),
+        (LOGITS, None, None),
+        (LOGITS.clip(0), None, None),  # too large for probabilities
+        (LOGITS[0], None, None),
+        (PROBS[0], None, None),
+        (LABELS, None, None),
+        (LABELS.astype(np.float32), None, None),
+        (HOT.astype(np.uint8), None, None),
+        (SIGMOID, "logits", None),
+        (HOT, "labels", None),
+    ],
+)
+def test_a_note_stands_where_values_may_be_of_two_kinds(
+    tmp_path: Path, stored: Pixels, kind: Any, note: tuple[str, str] | None
+) -> None:
+    notes = notes_of(tmp_path, stored, kind)
+    assert len(notes) == (note is not None)
+    for text in notes:
+        assert note is not None
+        assert text.startswith(note[0])
+        assert text.endswith(note[1])
+        if " --pred-kind " in text:  # which is taken
+            read(tmp_path, stored, text.rpartition(" ")[2])  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------------- masks

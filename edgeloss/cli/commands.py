@@ -64,9 +64,15 @@ _JSON: dict[str, Any] = {"dest": "as_json", "action": "store_true", "help": "Pri
 
 def make_parser() -> ArgumentParser:
     """Return the parser of the program. Its options have the function of the command as ``run``, module:name."""
-    program = Parser("edgeloss", description="Show where a segmentation network fails at edges.", epilog=_EPILOG)
+    program = Parser(
+        "edgeloss",
+        usage="edgeloss COMMAND [options]",
+        description="Show where a segmentation network fails at edges.",
+        epilog=_EPILOG,
+    )
     program.add_argument("--version", action="version", version=f"edgeloss {__version__}")
-    commands = program.add_subparsers(metavar="COMMAND", required=True)
+    commands = program.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="edgeloss")
+    program._action_groups.insert(0, program._action_groups.pop())  # commands before options
     for name, (module, usage, add_options) in COMMANDS.items():
         about = inspect.getdoc(add_options) or ""
         parser = commands.add_parser(
@@ -216,12 +222,12 @@ def _add_metrics(parser: Parser) -> None:
 
 
 def _add_diagnose(parser: Parser) -> None:
-    """Report problems of predictions, their labels, their loss and its gradient.
+    """Check labels, loss and gradient, and list the loss's terms.
+
+    It prints whether the loss is healthy, what is not and how to fix it, the range of logits, labels and gradient, and
+    the loss as the sum of its weighted terms. The exit code is 1 if a value is not finite.
 
     For folders, files are matched by name, and each image has its own report.
-
-    It prints a verdict, what is wrong and how to fix it, the range of logits, labels and gradient, and the loss as the
-    sum of its weighted terms. The exit code is 1 if a value is not finite.
 
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
@@ -302,7 +308,7 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
         "--pred-kind",
         choices=("auto", "logits", "probabilities", "labels"),
         default="auto",
-        help="What --pred holds; auto infers it from the values, and says what it read them as.",
+        help="What --pred holds; auto infers it from the values, and says so where they may be another kind.",
     )
     rare.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
@@ -322,29 +328,39 @@ def _add_loss(parser: Parser) -> None:
     for name, one in OF_LOSS.items():
 
         def parsed(text: str, name: str = name, kind: type = _TYPES[str(one.type)]) -> Any:  # noqa: ANN401
-            value = kind(text)
+            value = _convert(text, kind, _KINDS[kind])
             try:
                 check_option(name, value)
             except (TypeError, ValueError) as error:
                 raise ArgumentTypeError(str(error).partition(": ")[2]) from error  # without the name
             return value
 
-        parsed.__name__ = _TYPES[str(one.type)].__name__  # named in the error for what is no number
         flag, about = f"--{name.replace('_', '-')}", HELP[name].replace("%", "%%").replace("≥ ", "≥\N{NO-BREAK SPACE}")
         loss.add_argument(flag, metavar="NUMBER", type=parsed, default=one.default, help=about)
+
+
+_KINDS = {int: "an integer", float: "a number"}
 
 
 def _number(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
     """Return a type of options: a number in a range."""
 
     def parsed(text: str) -> Any:  # noqa: ANN401
-        value = kind(text)
+        expected = f"{_KINDS[kind]} from {low:g} to {high:g}"
+        value = _convert(text, kind, expected)
         if not low <= value <= high:
-            raise ArgumentTypeError(f"expected a number from {low:g} to {high:g}, but got {text}")
+            raise ArgumentTypeError(f"expected {expected}, but got {text}")
         return value
 
-    parsed.__name__ = kind.__name__
     return parsed
+
+
+def _convert(text: str, kind: type, expected: str) -> Any:  # noqa: ANN401
+    """Return a text as an int or a float."""
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"expected {expected}, but got {text}") from error
 
 
 def _classes(text: str) -> int | str:
@@ -375,15 +391,12 @@ def _remap(text: str) -> list[Rule]:
 
 def _label(text: str) -> int:
     """Return a label of 64 bits."""
-    value = int(text)
+    value: int = _convert(text, int, "an integer")
     try:
         check_label("label", value)
     except ValueError as error:
         raise ArgumentTypeError(str(error).partition(": ")[2]) from error
     return value
-
-
-_label.__name__ = "int"  # named in the error for what is no number
 
 
 _PARSED: dict[str, Callable[[str], Any]] = {
@@ -424,12 +437,12 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
         program.exit()
     options, unknown = program.parse_known_args(words)
     if unknown:
-        options.parser.error(f"expected options, but got {' '.join(unknown)}")
+        options.parser.error_of_form(f"expected nothing else, but got {' '.join(unknown)}")
     if options.run.endswith(":info"):
         return options
     if (options.mask is None) == (options.data is None):
         got = "both" if options.mask is not None else "neither"
-        options.parser.error(f"--mask: expected the masks, or --data LAYOUT ROOT PART, but got {got}")
+        options.parser.error_of_form(f"expected --mask or --data, but got {got}")
     if options.needs_classes and options.classes is None and options.data is None:
         options.parser.error(
             "--classes: expected the number of classes, such as --classes 11, or a file of their names, but got none"

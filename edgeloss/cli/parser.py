@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import textwrap
 from argparse import PARSER, SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
 from typing import Any, NoReturn
@@ -75,12 +77,24 @@ class Parser(ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
         """Parse words; report an unknown option before what is required, which it may be a wrong name of."""
-        if self._subparsers is None:
-            names = [word.partition("=")[0] for word in args or () if word.startswith("--")]
-            if unknown := [name for name in names if name != "--" and name not in self._option_string_actions]:
-                known = [name for name in self._option_string_actions if name.startswith("--")]
-                self.error(f"no option {unknown[0]}{did_you_mean(unknown[0], known, 0.75)}")
+        words = args or ()
+        if self._subparsers is not None:  # what follows the command is for another parser
+            words = itertools.takewhile(lambda word: word.startswith("-"), words)
+        names = [name[0] for word in words if (name := re.match("--[^=]+|-[a-zA-Z]", word))]
+        if unknown := [name for name in names if name not in self._option_string_actions]:
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"no option {unknown[0]}{did_you_mean(unknown[0], known, 0.75)}")
         return super().parse_known_args(args, namespace)
+
+    def _match_argument(self, action: Action, pattern: str) -> int:
+        try:
+            return int(super()._match_argument(action, pattern))
+        except ArgumentError as error:
+            form = self._get_formatter()._format_args(action, str(action.metavar or action.dest.upper()))
+            count = len(pattern) - len(pattern.lstrip("A"))  # words that are no options
+            raise ArgumentError(
+                action, f"expected {form}, but got {count or 'no'} value{'s' * (count != 1)}"
+            ) from error
 
     def _check_value(self, action: Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
@@ -91,5 +105,12 @@ class Parser(ArgumentParser):
             raise ArgumentError(action, f"{expected}, but got {value}{hint}")
 
     def error(self, message: str) -> NoReturn:
-        """Exit with an error of one line."""
+        """Exit with an error of one line; where words are missing or too many, it shows the form of the call."""
+        message = message.removeprefix("argument ")
+        if message.startswith(required := "the following arguments are required: "):
+            self.error_of_form(f"expected {message.removeprefix(required)}, but got none")
         fail(f"{message}{' See' if message.endswith('?') else '; see'} {self.prog} --help")
+
+    def error_of_form(self, message: str) -> NoReturn:
+        """Exit with an error of one line that ends with the form of the call."""
+        fail(f"{message}; the form is: {self.usage}")

@@ -148,7 +148,7 @@ EVERY = [
     ("--slice 1", "mask.png: expected labels [D, H, W] of a volume in one of .npy, .npz, .pt, .pth"),
     ("--region 1", "mask.png: expected labels [C, H, W] of regions in one of .npy"),
     ("--region lung", "or a name of --classes, but got 'lung'"),
-    ("--ignore-index void", "argument --ignore-index: invalid int value: 'void'; see edgeloss {command} --help"),
+    ("--ignore-index void", "--ignore-index: expected an integer, but got void; see edgeloss {command} --help"),
     ("--maks mask.png", "no option --maks; did you mean --mask? See edgeloss {command} --help"),
 ]
 # What some commands say: predictions, images, outputs, numbers and folders.
@@ -210,10 +210,10 @@ SOME = {
         ("-o folder.png", "folder.png: expected a file to write to, but got a folder"),
         ("-o mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
         ("--image a.png -o a.png", "a.png: expected a path other than the inputs, but got one of them"),
-        ("--radius 0", "argument --radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got 0"),
-        ("--decay nan", "argument --decay: expected a finite number > 0, or None, but got nan; see edgeloss view"),
-        ("--edge-weight -1", "argument --edge-weight: expected a finite number ≥ 0, but got -1.0; see"),
-        ("--width 1", "argument --width: expected a number from 1.7 to 100, but got 1; see edgeloss view --help"),
+        ("--radius 0", "--radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got 0"),
+        ("--decay nan", "--decay: expected a finite number > 0, or None, but got nan; see edgeloss view"),
+        ("--edge-weight -1", "--edge-weight: expected a finite number ≥ 0, but got -1.0; see"),
+        ("--width 1", "--width: expected a number from 1.7 to 100, but got 1; see edgeloss view --help"),
     ],
     "compare": [
         ("-o out.png", "out.png: expected an output in one of .html, but got .png"),
@@ -261,7 +261,25 @@ ALONE = [  # words that are no change of those above
         "pred.npy: expected only folders or only files, but got a file, while",
     ),
     ("compare three.png two.png --mask two.png -o out.html", "two.png: expected 3 classes as in three.png, but got 2;"),
-    ("view --mask mask.png", "the following arguments are required: --pred, --output/-o; see edgeloss view --help"),
+    (
+        "view --mask mask.png",
+        "error: expected --pred, --output/-o, but got none; the form is: edgeloss view --pred PRED (--mask MASK |"
+        " --data LAYOUT ROOT PART) --output OUTPUT [options]",
+    ),
+    ("compare preds --mask masks -o out.html", "error: expected B, but got none; the form is: edgeloss compare A B ("),
+    (
+        "compare preds preds preds --mask masks -o out.html",
+        "error: expected nothing else, but got preds; the form is: edgeloss compare A B (",
+    ),
+    (
+        "metrics --pred pred.npy",
+        "error: expected --mask or --data, but got neither; the form is: edgeloss metrics --pr",
+    ),
+    ("view --pred --mask mask.png", "error: --pred: expected PRED, but got no values; see edgeloss view --help"),
+    ("view --data camvid --pred preds", "error: --data: expected LAYOUT ROOT PART, but got 1 value; see"),
+    ("view -p pred.npy", "error: no option -p; see edgeloss view --help"),
+    ("--verson", "error: no option --verson; did you mean --version? See edgeloss --help"),
+    ("metrics --across-void x", "error: --across-void: expected an integer from 0 to 1000, but got x; see"),
     ("vew", "error: no command vew; did you mean view? See edgeloss --help"),
     ("draw", "error: no command draw; expected one of view, compare, metrics, diagnose, info; see edgeloss --help"),
     ("metrics --scores al", "--scores: expected one of default, all, but got al; did you mean all? See edgeloss"),

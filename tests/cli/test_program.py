@@ -87,9 +87,9 @@ LIGHT: list[tuple[list[str], int, str]] = [
     (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder; "),
     (["metrics", "--pred", __file__, "--mask", "no.png", "--classes", "3"], 2, "error: no.png: no such"),
     (["view", *GIVEN, "--classes", "no.txt", "-o", "a.png"], 2, "error: no.txt: no such file or folder; "),
-    (["view", *GIVEN, "--slice", "4-2", "-o", "a.png"], 2, "error: argument --slice: expected N or FIRST-LAST"),
-    (["view", *GIVEN, "--remap", "1:2:3", "-o", "a.png"], 2, "error: argument --remap: expected FROM:TO"),
-    (["diagnose", *GIVEN, "--classes", "1"], 2, "error: argument --classes: expected 2 to 32767 classes"),
+    (["view", *GIVEN, "--slice", "4-2", "-o", "a.png"], 2, "error: --slice: expected N or FIRST-LAST"),
+    (["view", *GIVEN, "--remap", "1:2:3", "-o", "a.png"], 2, "error: --remap: expected FROM:TO"),
+    (["diagnose", *GIVEN, "--classes", "1"], 2, "error: --classes: expected 2 to 32767 classes"),
     (
         ["compare", __file__, __file__, *GIVEN[2:], "--palette", "VOC", "-o", "a.html"],
         2,
@@ -285,7 +285,7 @@ def test_paths_that_cannot_be_looked_at_are_one_line(
 def test_the_label_to_ignore_has_64_bits(run: Run, command: str, label: int) -> None:
     ran = run(command, "--ignore-index", label)
     assert ran.code == 2
-    assert f"argument --ignore-index: expected a 64-bit int, but got {label}; see edgeloss {command}" in ran.err
+    assert f"--ignore-index: expected a 64-bit int, but got {label}; see edgeloss {command}" in ran.err
 
 
 def test_names_of_any_bytes_are_read_and_printed(run: Run, folders: Path) -> None:

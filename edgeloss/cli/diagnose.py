@@ -7,6 +7,8 @@ import dataclasses
 import math
 from argparse import Namespace
 
+from torch import Tensor
+
 from edgeloss import debug
 from edgeloss._checks.names import shortened
 from edgeloss._checks.options import EDGE_TERMS, SUMMANDS
@@ -62,7 +64,8 @@ def _text(report: debug.Report, case: Case, criterion: EdgeAwareLoss, options: N
         return f"{report}\n" if options.takes_folders else str(report)
     if options.takes_folders and not report.findings and report.gradient is not None:
         loss, largest = next(iter(report.to_dict()["loss"].values()))["min"], float(report.gradient.abs().amax())
-        return f"ok; loss {_shown(loss)}, gradient at most {_shown(largest)} at a logit"
+        numbers = f"loss {_shown(loss)} and healthy, gradient at most {_shown(largest)} at a logit"
+        return f"{numbers}; {_wrong(case, criterion)}"
     text = f"{report.summary()}\n\n{_numbers(report, case, criterion)}"
     return f"{text}\n" if options.takes_folders else text
 
@@ -70,23 +73,38 @@ def _text(report: debug.Report, case: Case, criterion: EdgeAwareLoss, options: N
 def _numbers(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> str:
     """Return what prediction and labels are, the size of the gradient, and the loss as a sum of its terms."""
     found = report.to_dict()
-    logits, target, ignore_index = found["inputs"]["logits"], case.target, criterion.ignore_index
-    counted = target if ignore_index is None else target[target != ignore_index]
+    logits, counted = found["inputs"]["logits"], case.target[_valid(case, criterion)]
     classes = shortened([str(label) for label in counted.flatten().bincount().nonzero().flatten().tolist()])
-    ignored = 1 - counted.numel() / target.numel()
+    ignored = 1 - counted.numel() / case.target.numel()
     lines = {
-        "prediction": case.interpretation,
+        "prediction": f"{case.interpretation}; {_wrong(case, criterion)}",
         "logits": f"{_shown(logits['min'])} to {_shown(logits['max'])}",
-        "labels": f"{classes or 'none'}; {100 * ignored:.1f} % of the pixels are ignored",
+        "labels": (classes or "none") + (f"; {100 * ignored:.1f} % of the pixels are ignored" if ignored else ""),
     }
     if report.gradient is not None:
         size = report.gradient.abs().amax(1)
-        zeros = float((size == 0).double().mean())
-        lines["gradient"] = f"at most {_shown(float(size.amax()))} at a logit; 0 at {100 * zeros:.1f} % of the pixels"
+        zeros, most = float((size == 0).double().mean()), float(size.amax())
+        at_most = f"at most {_shown(most)} at a logit" if math.isfinite(most) else "not finite"
+        lines["gradient"] = at_most + (f"; 0 at {100 * zeros:.1f} % of the pixels" if zeros else "")
     if "loss" in found:
         lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())
     text = "\n".join(f"{name:<12}{text}" for name, text in lines.items())
     return f"{text}\n\n{_sum_of_terms(report, criterion)}" if report.terms else text
+
+
+def _valid(case: Case, criterion: EdgeAwareLoss) -> Tensor:
+    """Return the mask of the pixels that are not ignored."""
+    assert criterion.ignore_index is not None  # that of a reader
+    return case.target != criterion.ignore_index
+
+
+def _wrong(case: Case, criterion: EdgeAwareLoss) -> str:
+    """Return the share of pixels that the prediction has wrong, in words; of those that are not ignored."""
+    valid = _valid(case, criterion)
+    wrong = (case.predicted(valid) != case.target)[valid]
+    if not wrong.numel():
+        return "no pixel is labeled"
+    return f"{100 * float(wrong.double().mean()):.1f} % of the labeled pixels are wrong"
 
 
 def _sum_of_terms(report: debug.Report, criterion: EdgeAwareLoss) -> str:

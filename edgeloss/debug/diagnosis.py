@@ -53,6 +53,7 @@ class Report:
     gradient: Tensor | None
     terms: dict[str, float]
     gradient_norms: dict[str, float]
+    _checked: tuple[str, ...]  # what was found healthy, where nothing was found
     _tree: Node
     _ignored: Tensor | None  # [B, *S] bool, the pixels that do not count; None if unknown
 
@@ -69,11 +70,11 @@ class Report:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        """Return how many errors and warnings there are, and whether all values are finite."""
+        """Return how many errors and warnings there are; without any, what was checked."""
         levels = [finding.level for finding in self.findings]
         counts = {level: levels.count(level) for level in ("error", "warning") if level in levels}
         if not counts:
-            return "ok, all values are finite, and nothing looks wrong"
+            return f"the loss is healthy: {', '.join(self._checked)}"
         words = " and ".join(f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items())
         return f"finite, but {words}" if self.ok else f"NOT OK, {words}"
 
@@ -174,6 +175,7 @@ def _diagnose(call: LossCall) -> Report:
     findings += odd_logits(call.logits, measure(call.logits))
     sections, origin, terms = [Node("inputs", children=arguments)], None, Terms({}, {}, {})
     criterion = call.loss_fn if isinstance(call.loss_fn, EdgeAwareLoss) else None
+    exact = Outcome()
     if call.logits.is_cuda and not criterion and labels and labels.wrong.any():
         given = Outcome(error="not run, since an out-of-range label may abort the CUDA context")
     else:
@@ -184,7 +186,7 @@ def _diagnose(call: LossCall) -> Report:
         advice = "Fix what the message reports; the loss was not computed."
         findings.append(Finding("error", f"loss: {given.error}.", advice))
     else:
-        exact = Outcome() if dtype == torch.float64 else call.run(torch.float64)
+        exact = exact if dtype == torch.float64 else call.run(torch.float64)
         runs = {inputs.dtype_name(dtype): given} | ({} if exact.loss is None else {"float64": exact})
         sections.append(_section("loss", {name: run.loss for name, run in runs.items()}))
         sections.append(_section("gradient", {name: run.gradient for name, run in runs.items()}))
@@ -212,6 +214,12 @@ def _diagnose(call: LossCall) -> Report:
                 sections.append(Node("terms", "each one separately, before its weight", children=lines))
                 findings += [blame_term(terms.each, call.logits)] if given.bad() else []
     ok = all(finding.level != "error" for finding in findings)
+    checked = {
+        "all values finite": True,
+        "labels in range": labels is not None,
+        "gradient not 0": given.gradient is not None,
+        "same in float64": exact.loss is not None and not given.is_random,
+    }
     return Report(
         ok=ok,
         name=call.name,
@@ -220,6 +228,7 @@ def _diagnose(call: LossCall) -> Report:
         gradient=given.gradient,
         terms=terms.values,
         gradient_norms=terms.gradient_norms,
+        _checked=tuple(what for what, was_checked in checked.items() if was_checked),
         _tree=Node("values", children=sections),
         _ignored=None if labels is None else labels.ignored(call.logits),
     )

@@ -219,7 +219,9 @@ def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
     ran = run("diagnose", *arguments(folder))
     assert ran.code == 0
     verdict, numbers, terms, _ = ran.out.split("\n\n")
-    assert verdict == "diagnose(EdgeAwareLoss): ok, all values are finite, and nothing looks wrong"
+    checked = "all values finite, labels in range, gradient not 0, same in float64"
+    assert verdict == f"diagnose(EdgeAwareLoss): the loss is healthy: {checked}"
+    assert re.match(r"prediction  logits; [0-9]+\.[0-9] % of the labeled pixels are wrong\n", numbers)
     names = [line.split()[0] for line in numbers.splitlines()]
     assert names == ["prediction", "logits", "labels", "gradient", "loss"]
     assert [line.split()[0] for line in terms.splitlines()[2:5]] == ["cross-entropy", "focused", "region"]
@@ -280,14 +282,17 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     ran = run(*source)
     assert ran.code == 0
     lines = ran.out.splitlines()  # one for each without a finding
-    assert [line.partition("; loss ")[0] for line in lines[:-1]] == ["a: ok", "b: ok", "c: ok"]
+    assert [line[:8] for line in lines[:-1]] == ["a: loss ", "b: loss ", "c: loss "]
+    assert [line.rpartition("; ")[2] for line in lines[:-1]] == [
+        f"{share} % of the labeled pixels are wrong" for share in ("0.0", "0.0", "100.0")
+    ]
     assert lines[-1] == "3 images; not finite: none; warnings: none"
     assert run(*source, "--verbose").out.count("diagnose(EdgeAwareLoss)") == 3
     torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
     ran = run(*source)
     assert ran.code == 1
     assert ran.out.count("diagnose(EdgeAwareLoss): NOT OK") == 1
-    assert "\nc: ok; loss " in ran.out
+    assert "\nc: loss " in ran.out
     ran = run(*source, "--json", "--figure", folders / "figures")
     assert ran.code == 1
     diagnoses = json.loads(ran.out)

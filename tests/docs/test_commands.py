@@ -43,6 +43,41 @@ def commands() -> Iterator[Any]:
                 yield from (pytest.param(line, id=f"{name_of(document)}: {shlex.join(line)}") for line in lines if line)
 
 
+def sessions() -> Iterator[Any]:
+    """Return every command of the documents that stands above what it prints."""
+    for document in DOCUMENTS:
+        for block in blocks(document, "console"):
+            command, _, output = block.partition("\n")
+            if command.startswith("$ edgeloss "):
+                yield pytest.param(shlex.split(command)[2:], output, id=f"{name_of(document)}: {command}")
+
+
+def numbers_of(text: str) -> tuple[list[str], list[float], list[float]]:
+    """Split a text into words, numbers, and the unit of the last digit of each number, by which machines may differ."""
+    number = r"\d+(?:\.\d+)?"
+    found = re.findall(number, text)
+    return re.split(number, text), [*map(float, found)], [10.0 ** -len(one.partition(".")[2]) for one in found]
+
+
+@pytest.mark.parametrize(("words", "output"), list(sessions()))
+def test_session(
+    words: list[str], output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich", reason="rich is not installed")
+    from edgeloss.cli import main
+
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(words)
+    (texts, numbers, units), (others, printed, _) = numbers_of(output), numbers_of(capsys.readouterr().out)
+    assert others == texts
+    assert all(abs(one - other) <= 1.5 * unit for one, other, unit in zip(numbers, printed, units, strict=True))
+
+
+def test_there_is_a_session() -> None:
+    assert [*sessions()]
+
+
 class Parsed(Exception):  # noqa: N818
     """What a program has made of its arguments; it ends the program."""
 

@@ -184,8 +184,9 @@ def _read_as(kind: PredictionKind, reason: str, other: PredictionKind) -> str:
 
 
 class _Seen(NamedTuple):
-    """The range of a map [C, h, w], and that of its sums over C; of pixels without nan and infinity."""
+    """C, the range of a map [C, h, w], and that of its sums over C; of pixels without nan and infinity."""
 
+    classes: int
     low: float
     high: float
     least_sum: float
@@ -198,10 +199,10 @@ class _Seen(NamedTuple):
         bad = ~x.isfinite()
         kept = x[:, ~bad.any(0)] if bad.any() else x
         if not kept.numel():
-            return cls(0.0, 0.0, 0.0, 0.0, int(bad.sum()))
+            return cls(len(values), 0.0, 0.0, 0.0, 0.0, int(bad.sum()))
         sums = kept.sum(0)
         low, high, least, most = (float(value) + 0.0 for value in (*kept.aminmax(), *sums.aminmax()))
-        return cls(low, high, least, most, int(bad.sum()))
+        return cls(len(values), low, high, least, most, int(bad.sum()))
 
     def __str__(self) -> str:
         return f"values are {self.low:.4g} to {self.high:.4g}"
@@ -209,7 +210,7 @@ class _Seen(NamedTuple):
     @property
     def whole(self) -> str:
         """The values and, of several classes, their sums, in words."""
-        if (self.low, self.high) == (self.least_sum, self.most_sum):
+        if self.classes == 1:
             return str(self)
         return f"{self} and add up to {self.least_sum:.4g} to {self.most_sum:.4g} over the classes"
 

@@ -37,7 +37,7 @@ def words(line: str) -> list[str]:
 def commands() -> Iterator[Any]:
     """Return every command of the documents; a block that does not begin with one holds something else."""
     for document in DOCUMENTS:
-        for block in blocks(document, "", "bash", "console", "sh"):
+        for block in blocks(document, "", "bash", "sh"):
             lines = [words(line) for line in block.replace("\\\n", " ").splitlines()]
             if lines[0] and lines[0][0] in OURS + OTHERS:
                 yield from (pytest.param(line, id=f"{name_of(document)}: {shlex.join(line)}") for line in lines if line)

@@ -66,9 +66,9 @@ def test_a_data_set_as_downloaded_is_read(run: Run, tmp_path: Path, layout: str,
         ("--data camvid data train --classes classes.txt", "classes: expected none for the layout camvid"),
         (
             "--data camvid data train --mask data",
-            "--mask: expected the masks, or --data LAYOUT ROOT PART, but got",
+            "expected --mask or --data, but got",
         ),
-        ("--classes 3", "--mask: expected the masks, or --data LAYOUT ROOT PART, but got neither"),
+        ("--classes 3", "expected --mask or --data, but got neither"),
         ("--mask data/trainannot", "--classes: expected the number of classes, such as --classes 11, or a file of"),
     ],
 )

@@ -51,6 +51,7 @@ from timing.peers import LIBRARIES
 
 RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
 NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
+WEIGHTED = "CE + Dice (weight 2, k 12, class_balance 1)"
 BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
 NO_REGIONS = "EdgeAwareLoss() (region_weight 0, version 0.3)"
 ENOUGH = 3  # seeds of the current version, with which it takes the place of the one before
@@ -60,7 +61,8 @@ MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_TOLERANCES = ("f1_1", "f1_3", "f1_5", "boundary_iou_005", "boundary_iou_02", "trimap_1")
 OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge", "ece")
 OF_TRAINED = ("f1_1", "f1_any_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
-OF_LONG = ("f1_1", "f1_3", "f1_5", "f1_any_1", "boundary_iou_005", "miou", "ece_edge", "ece")
+OF_LONG = ("f1_1", "f1_any_1", "boundary_iou_005", "miou", "ece_edge")
+MORE_OF_LONG = ("f1_3", "f1_5", "precision_1", "recall_1", "trimap_1", "ece")
 OF_THIN = ("f1_1", "f1_any_1", "cldice", "boundary_iou_005", "miou", "ece_edge")
 PARTS_OF_SCHEDULE = {"a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "the end": 1.0}
 # Plans that are scored on held-out images.
@@ -367,7 +369,15 @@ def trained_table(plan: str, metrics: Sequence[str] = OF_TRAINED) -> list[str]:
 
 
 thin_table = partial(trained_table, metrics=OF_THIN)
-long_table = partial(trained_table, metrics=OF_LONG)
+
+
+def long_table(plan: str) -> list[str]:
+    """Return the scores of a plan of one setting, without its name and the seeds."""
+    lines = (line.split("|") for line in trained_table(plan, OF_LONG))
+    return ["|".join(cells[:1] + cells[2:3] + cells[4:]) for cells in lines]
+
+
+more_of_long = partial(trained_table, metrics=MORE_OF_LONG)
 
 
 def losses_table(plan: str) -> list[str]:
@@ -422,9 +432,8 @@ def sets_table() -> list[str]:
     for setting, of_loss in compared(BASELINE).items():
         plain, rival, own = of_loss.values()
         cells = (scores(row, bold=clearly_above(row)) for row in (own, plain, rival))
-        about = f"{DATA[setting]} | {len(own['seeds'])} | {version(own['loss'])}"
-        rows.append(f"{about} | {' | '.join(cells)} | {rival['loss']}")
-    return or_none(table("data | seeds: | version: | edgeloss: | cross-entropy: | best rival: | which rival", rows))
+        rows.append(f"{DATA[setting]} | {' | '.join(cells)}")
+    return or_none(table("data | edgeloss: | cross-entropy: | best rival:", rows))
 
 
 def current() -> dict[str, dict[str, Summary]]:
@@ -490,6 +499,81 @@ def with_scores_at(row: Row, name: str, part: float) -> Row:
     scored = dict(zip(curve.get("epoch", []), curve.get(name, []), strict=False))
     at = scored.get(part * row["run"]["epochs"])
     return {**row, "metrics": {} if at is None else {name: at}}
+
+
+def gain(setting: str, loss: str, baseline: str, name: str) -> Summary:
+    """Return how far a loss is ahead of another one in a score."""
+    rows = [row for row in rows_in(setting) if run_of(row).title in (loss, baseline)]
+    return next(row["differences"][name] for row in summarize(rows, baseline) if row["loss"] == loss)
+
+
+def where_ahead(name: str, difference: Summary) -> str:
+    """Return a difference and its interval, bold where ours is clearly ahead, and in italics where it is behind."""
+    mark = "_" * (is_clear(difference) and difference["mean"] < 0)
+    return mark + (ranged(name, difference).replace("**", "") if mark else ranged(name, difference)) + mark
+
+
+def leads_table() -> list[str]:
+    """Return how far ours is ahead of the best rival of each setting."""
+    cells = []
+    for setting in compared():
+        rival, own = str(best_rival(setting)), str(ours(setting))
+        found = {name: gain(setting, own, rival, name) for name in MAIN}
+        shown = (where_ahead(name, difference) for name, difference in found.items())
+        cells.append([f"{setting}: {rival}", *shown])
+    return or_none(markdown_table(["data: rival", *(f"{METRICS[name]}:" for name in MAIN)], cells))
+
+
+def leads_sentences() -> list[str]:
+    """Return in how many scores of the five sets ours is clearly ahead of the best rival, and clearly behind."""
+    found = [gain(data, str(ours(data)), str(best_rival(data)), name) for data in SETS for name in MAIN]
+    clear = [difference["mean"] > 0 for difference in found if is_clear(difference)]
+    behind = len(clear) - sum(clear) or "none"
+    return [f"clearly ahead in {sum(clear)} of {len(found)} scores", f"clearly behind in {behind}"]
+
+
+def sharper_table() -> list[str]:
+    """Return the gain over cross-entropy in borders at two tolerances, and in mIoU with and without two classes."""
+    cells = []
+    for setting in compared():
+        rows, own = rows_in(setting), str(ours(setting))
+        if len(rows[0]["classes"]) < 3:
+            continue
+        borders = [ranged(name, gain(setting, own, BASELINE, name)) for name in ("f1_1", "f1_5")]
+        found = without_most(rows, own, BASELINE, "miou")
+        is_left = found is not None and len(rows[0]["classes"]) > 3
+        areas = [ranged("miou", gain(setting, own, BASELINE, "miou"))]
+        areas.append(ranged("miou", found["without"]) if is_left else "–")
+        cells.append([setting, *(cell.partition(" [")[0] for cell in (*borders, *areas))])
+    heads = "data | F1, 1 px: | F1, 5 px: | mIoU: | without two:"
+    return or_none(markdown_table(heads.split(" | "), cells))
+
+
+def sharper_sentences() -> list[str]:
+    """Return how much of the gain in boundary F1 on CamVid is left at a tolerance of 5 pixels."""
+    narrow, wide = (gain("camvid", NOW, BASELINE, name)["mean"] for name in ("f1_1", "f1_5"))
+    return [f"{number('f1_5', wide)} of the {number('f1_1', narrow)} points"]
+
+
+def enough_table() -> list[str]:
+    """Return how far the current version is ahead of cross-entropy on the sets of two classes."""
+    cells = []
+    for setting in (data for data, name in DATA.items() if name.endswith(", 2 classes")):
+        found = {name: gain(setting, NOW, BASELINE, name) for name in MAIN}
+        shown = (ranged(name, difference) for name, difference in found.items())
+        cells.append([DATA[setting].removesuffix(", 2 classes"), str(len(found["miou"]["values"])), *shown])
+    return markdown_table(["data", "seeds:", *(f"{METRICS[name]}:" for name in MAIN)], cells)
+
+
+def epochs_sentences(name: str = "f1_1") -> list[str]:
+    """Return how far ours is ahead of cross-entropy on CamVid early in the schedule and at its end."""
+    rows = [row for row in rows_in("camvid") if run_of(row).title in (BASELINE, NOW)]
+    early, late = (
+        summarize([with_scores_at(row, name, part) for row in rows])[-1]["differences"][name]["mean"]
+        for part in (PARTS_OF_SCHEDULE["a quarter"], PARTS_OF_SCHEDULE["the end"])
+    )
+    ends = f"{number(name, late)} at its end"
+    return [f"from {number(name, early)} points of F1 after a quarter of the schedule to {ends}"]
 
 
 def gains_table() -> list[str]:
@@ -576,6 +660,41 @@ def long_sentences() -> list[str]:
     return [f"{number('f1_1', ahead)} points of F1 ahead of CE"]
 
 
+def of_long_sentences() -> list[str]:
+    """Return how far ours is ahead with the longer schedule, by seed."""
+    (rows,) = results_of("long").values()
+    over = {baseline: summarize(rows, baseline) for baseline in (BASELINE, WEIGHTED)}
+    plain, rival = (next(row["differences"] for row in of_losses if row["loss"] == NOW) for of_losses in over.values())
+    first, borders, areas = (number(name, plain[name]["mean"]) for name in ("f1_1", "f1_any_1", "miou"))
+    f1, every, bands = (
+        " and ".join(number(name, value) for value in rival[name]["values"])
+        for name in ("f1_1", "f1_any_1", "boundary_iou_005")
+    )
+    early = summarize([with_scores_at(row, "f1_1", 20 / row["run"]["epochs"]) for row in rows])
+    before = number("f1_1", next(row["differences"]["f1_1"]["mean"] for row in early if row["loss"] == NOW))
+    return [
+        f"gains {first} points of boundary F1 over cross-entropy, {borders} of F1 of all borders and {areas} of mIoU",
+        f"it was {before} points of boundary F1",
+        *poles_sentences([row for row in rows if row["run"]["seed"] == 0]),
+        f"has {f1} points more boundary F1, {every} more F1 of all borders and {bands} more Boundary IoU",
+    ]
+
+
+def poles_sentences(rows: Sequence[Row]) -> list[str]:
+    """Return which part of the gain in boundary F1 poles and signs are, and the scores of poles."""
+    scored = {
+        name: {run_of(row).title: row["metrics"]["f1_1"] for row in of_class}
+        for name, of_class in by_class(rows).items()
+    }
+    ahead = {name: of_loss[NOW] - of_loss[BASELINE] for name, of_loss in scored.items()}
+    share = (ahead["pole"] + ahead["sign"]) / sum(ahead.values())
+    own, plain, dice = (100 * scored["pole"][loss] for loss in (NOW, BASELINE, "CE + Dice"))
+    return [
+        f"Poles and signs are {100 * share:.0f} %",
+        f"F1 of poles is {own:.0f} % instead of {plain:.0f} %, and {dice:.0f} % with CE + Dice",
+    ]
+
+
 def classes_sentences(setting: str) -> list[str]:
     """Return how much of that are two classes."""
     found = without_most(rows_in(setting), str(ours(setting)), BASELINE, "miou")
@@ -649,11 +768,21 @@ def offsets_sentences() -> list[str]:
     def of_camvid(baseline: str, *, shifted: bool = True) -> list[str]:
         return [ranges(ahead("camvid", baseline, shifted=shifted), name) for name in MAIN]
 
+    (of_long,) = offsets("long").values()
+    best = best_offsets(of_long)
+    shifted, unshifted = (
+        {run_of(row).title: row["metrics"]["f1_1"] for row in at_offsets(of_long, chosen)}
+        for chosen in (best, dict.fromkeys(best, 0.0))
+    )
+    behind = number("f1_1", shifted[WEIGHTED] - shifted[NOW])
+    over_plain = number("f1_1", shifted[NOW] - shifted[BASELINE])
     without = "; without, {}, {} and {}".format(*of_camvid(CONTROL, shifted=False))
     return [
         "it is {} points of F1, {} of Boundary IoU and {} of mIoU".format(*of_camvid(CONTROL)) + without,
         "{}, {} and {} with the best offsets".format(*of_camvid(BASELINE)),
         f"weighted CE stays {ranges(ahead('sstem', CONTROL), 'f1_1')} points of F1 behind",
+        f"{number('f1_1', unshifted[NOW] - unshifted[WEIGHTED])} points of F1 ahead without an offset",
+        f"{behind} points of F1 behind it, and {over_plain} ahead of cross-entropy",
     ]
 
 
@@ -685,7 +814,7 @@ def landing_table() -> list[str]:
 def of_plan(page: str, lines: Callable[..., list[str]], plan: str, *arguments: str) -> Figures:
     """Return the figures of a table of a page that is made of a plan's results."""
     command = f"{TABLE.replace('val', 'held-out') if plan in TRIALS else TABLE} configs/quality-{plan}.yaml"
-    shown = {trained_table: OF_TRAINED, thin_table: OF_THIN, long_table: OF_LONG}
+    shown = {trained_table: OF_TRAINED, thin_table: OF_THIN, long_table: OF_LONG, more_of_long: MORE_OF_LONG}
     if lines in shown:
         command += f" --metrics {' '.join(shown[lines])}"
     elif lines is ahead_table:
@@ -748,14 +877,24 @@ FIGURES = {
         },
         {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
     ),
+    "sharper": Figures(
+        f"{TABLE} configs/quality-default.yaml --metrics f1_1 f1_5 miou",
+        {"docs/quality.md": sharper_table},
+        {"docs/quality.md": sharper_sentences},
+    ),
+    "leads": Figures(
+        f"{TABLE} configs/quality-rivals.yaml", {"docs/quality.md": leads_table}, {"docs/quality.md": leads_sentences}
+    ),
+    "enough": Figures(f"{TABLE} configs/quality-default.yaml", {"docs/quality.md": enough_table}),
     "parts": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: lambda: table(PARTS, map(parts_row, SETS))}),
     "best rival": Figures(f"{TABLE} configs/quality-rivals.yaml", {PEERS: rival_table}),
     "without": Figures(
         f"{TABLE} configs/quality-pretrained.yaml",
-        {"docs/quality.md": without_lines},
+        {PEERS: without_lines},
         {
             "README.md": partial(classes_sentences, "camvid"),
-            "docs/quality.md": partial(classes_sentences, PRETRAINED),
+            "docs/quality.md": partial(classes_sentences, "camvid"),
+            PEERS: partial(classes_sentences, PRETRAINED),
         },
     ),
     "classes": Figures(
@@ -783,7 +922,7 @@ FIGURES = {
     ),
     "tolerances": Figures(
         f"{TABLE} configs/quality-default.yaml --metrics {' '.join(OF_TOLERANCES)}",
-        {"docs/quality.md": partial(ahead_by, *OF_TOLERANCES, classes=3)},
+        {PEERS: partial(ahead_by, *OF_TOLERANCES, classes=3)},
     ),
     "calibration": Figures(
         f"{TABLE} configs/quality-default.yaml --metrics {' '.join(OF_SHAPES)}",
@@ -792,7 +931,8 @@ FIGURES = {
     ),
     "epochs": Figures(
         "python benchmarks/quality.py plot --split val --plan configs/quality-default.yaml --curve f1_1",
-        {"docs/quality.md": epochs_table},
+        {PEERS: epochs_table},
+        {"docs/quality.md": epochs_sentences},
     ),
     "default": of_plan(PEERS, trained_table, "default"),
     "inversion": Figures(
@@ -802,8 +942,12 @@ FIGURES = {
     ),
     "lesions": Figures(
         "python benchmarks/lesions.py",
-        {"docs/quality.md": partial(tiny_table, "lesions", lesions.CASES)},
-        {"README.md": lesions_sentences, "docs/quality.md": partial(lesions_sentences, STRICTER)},
+        {PEERS: partial(tiny_table, "lesions", lesions.CASES)},
+        {
+            "README.md": lesions_sentences,
+            "docs/quality.md": lesions_sentences,
+            PEERS: partial(lesions_sentences, STRICTER),
+        },
         results="lesions.jsonl",
     ),
     "gains": Figures(f"{TABLE} configs/quality-sets.yaml", {PEERS: gains_table}),
@@ -811,9 +955,13 @@ FIGURES = {
     "rivals": of_plan(PEERS, trained_table, "rivals"),
     "pretrained": of_plan(PEERS, trained_table, "pretrained"),
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
-    "thin": of_plan("docs/quality.md", thin_table, "thin"),
+    "thin": of_plan(PEERS, thin_table, "thin"),
     "long": of_plan("docs/quality.md", long_table, "long"),
-    "gain of long": Figures(f"{TABLE} configs/quality-long.yaml", sentences={"README.md": long_sentences}),
+    "more of long": of_plan(PEERS, more_of_long, "long"),
+    "gain of long": Figures(
+        f"{TABLE} configs/quality-long.yaml",
+        sentences={"README.md": long_sentences, "docs/quality.md": of_long_sentences},
+    ),
     "images of long": of_plan(PEERS, images_lines, "long"),
     "classes of long": Figures(f"{TABLE} configs/quality-long.yaml --classes", {PEERS: partial(classes_of, "long")}),
     "quarter": of_plan("docs/tried.md", losses_table, "quarter"),

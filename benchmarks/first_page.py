@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Lay out the windows of docs/images/quality-crops.png for the first page, for wide and for narrow screens.
+"""Lay out the windows of quality-crops.png, in this folder, for the first page: for wide and for narrow screens.
 
     python benchmarks/first_page.py
 
-`quality.py crops` draws that picture, from trained networks. Its windows are those of the largest, the median and the
-smallest difference in boundary F1 between the last loss and cross-entropy; here they get the full names of the losses.
+`quality.py crops --output benchmarks` draws that picture, from trained networks. Its windows are those of the largest,
+the median and the smallest difference in boundary F1 between the last loss and cross-entropy.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sheet(NamedTuple):
 
 def read_windows() -> list[list[Image.Image]]:
     """Return the windows, by row."""
-    drawn = Image.open(IMAGES / "quality-crops.png").convert("RGB")
+    drawn = Image.open(Path(__file__).with_name("quality-crops.png")).convert("RGB")
     corners = [[(left, top) for left in LEFTS] for top in TOPS]
     windows = [[drawn.crop((x, y, x + DRAWN_SIDE, y + DRAWN_SIDE)) for x, y in row] for row in corners]
     return [[window.resize((SIDE, SIDE), Image.Resampling.LANCZOS) for window in row] for row in windows]

@@ -6,7 +6,7 @@
 * regions.png: what the region term compares, and what of the labels the prediction leaves open, around the gap.
 
 White lines are the borders of the labels, gray pixels are ignored. The three maps of a picture stand side by side, and
-below each other in the file for narrow screens, whose name ends in -narrow.
+below each other in the file for narrow screens, whose name ends in -narrow. They share one scale of colors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import argparse
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -44,19 +47,28 @@ NAMES = {
     "dot": (33, 4),
     "ignored": (34.7, 15.7),
 }
-OF_A = {"next to the end": ((17, 1), (28, 1.3)), "wire": ((22, 6), (27, 4.6))}
-OF_B = {"wire": ((20, 4), (26, 2)), "dot": (DOT[::-1], (31.5, 10)), "corner": ((15, 25), (14, 29.5))}
+OF_A = {"wire": ((22, 6), (30, 3.5)), "area": ((12, 25), (12, 29.5))}
+OF_B = {"dot": (DOT[::-1], (32, 2)), "corner": ((15, 25), (14, 29.5))}
+GAP = 26, 10  # a pixel (x, y) of the missing part of the wire
 SCALE = 3  # pixels of the last picture per pixel of the scene
 PART = slice(2, 18), slice(16, 36)  # of it, around the gap
-PROBABILITY = "probability"
 COLORS = CMAP.with_extremes(bad=(0, 0, 0, 0))  # what is ignored has the color of the axes
 LENGTH = 0.2  # of a step
 NOISE = 5e-4  # a of docs/loss.md
-# Inches, rows and columns of maps of 5 × 4, and what is free around and between them for titles and color bars.
+# Inches, rows and columns of maps of 5 × 4, and what is free around and between them for titles.
 LAYOUTS: dict[str, tuple[tuple[float, float], int, int, dict[str, float]]] = {
-    "": ((9.96, 2.49), 1, 3, {"left": 0.006, "right": 0.94, "bottom": 0.024, "top": 0.892, "wspace": 0.222}),
-    "-narrow": ((4, 9.1), 3, 1, {"left": 0.015, "right": 0.85, "bottom": 0.007, "top": 0.963, "hspace": 0.127}),
+    "": ((9.96, 2.67), 1, 3, {"left": 0.006, "right": 0.932, "bottom": 0.024, "top": 0.892, "wspace": 0.04}),
+    "-narrow": ((4, 11), 3, 1, {"left": 0.015, "right": 0.985, "bottom": 0.062, "top": 0.97, "hspace": 0.108}),
 }
+# The bar of colors next to the last map or below it, as parts of the map: left, bottom, width and height.
+BARS = {"": ("vertical", (1.03, 0, 0.04, 1)), "-narrow": ("horizontal", (0.02, -0.07, 0.96, 0.04))}
+
+
+class Scale(NamedTuple):
+    """What the colors of the maps of a picture say, from 0 to the top."""
+
+    unit: str
+    top: float
 
 
 def make_labels() -> Tensor:
@@ -83,26 +95,30 @@ def make_logits(labels: Tensor) -> Tensor:
     return (blurred + 0.02).log()
 
 
-def show_map(
-    axes: Axes, values: Tensor, title: str, unit: str, top: float | None = None, labels: Tensor | None = None
-) -> None:
-    """Draw a map [H, W] from 0 to the top, with its unit over the bar and the borders of the labels over the map."""
-    drawn = axes.imshow(values.numpy(), cmap=COLORS, vmin=0, vmax=top)
-    place, ticks = axes.inset_axes((1.03, 0, 0.04, 1)), MaxNLocator(5, steps=[1, 2, 5, 10])
-    bar = axes.figure.colorbar(drawn, cax=place, ticks=ticks, format=StrMethodFormatter("{x:g}"))
-    bar.ax.tick_params(labelsize=8.5, length=2)
-    bar.ax.set_title(unit, loc="right", size=8.5, pad=4)
-    bar.outline.set_visible(False)
-    axes.set_title(title, loc="left", size=10.5)
+def show_map(axes: Axes, values: Tensor, title: str, top: float, labels: Tensor | None = None) -> None:
+    """Draw a map [H, W] from 0 to the top, with the borders of the labels."""
+    axes.imshow(values.numpy(), cmap=COLORS, vmin=0, vmax=top)
+    axes.set_title(title, loc="left", size=11)
     if labels is not None:
         draw_borders(axes, find_borders(labels.where(labels != IGNORED, -1).numpy()), "white", 0.6)
+
+
+def add_bar(axes: Axes, scale: Scale, orientation: str, place: tuple[float, float, float, float]) -> None:
+    """Draw the scale of the colors at a place next to a map."""
+    bar = axes.figure.colorbar(
+        ScalarMappable(Normalize(0, scale.top), COLORS), cax=axes.inset_axes(place), orientation=orientation,
+        ticks=MaxNLocator(5, steps=[1, 2, 5, 10]), format=StrMethodFormatter("{x:g}"),
+    )  # fmt: skip
+    bar.ax.tick_params(labelsize=9.5, length=2)
+    bar.set_label(scale.unit, size=9.5)
+    bar.outline.set_visible(False)
 
 
 def write(axes: Axes, text: str, place: tuple[float, float], target: tuple[float, float] | None = None) -> None:
     """Write text at a place (x, y) of a map, with a line to a target."""
     halo = [withStroke(linewidth=2.5, foreground="black")]
     axes.annotate(
-        text, place if target is None else target, place, color="white", size=9, ha="center", va="center",
+        text, place if target is None else target, place, color="white", size=10.5, ha="center", va="center",
         path_effects=halo, arrowprops={"arrowstyle": "-", "color": "white", "linewidth": 0.8} if target else None,
     )  # fmt: skip
 
@@ -114,21 +130,22 @@ def weight_maps(labels: Tensor) -> tuple[Tensor, Tensor]:
     return weights.same_side[0], other.view_as(labels)
 
 
-def draw_weights(axes: Sequence[Axes], labels: Tensor) -> None:
+def draw_weights(axes: Sequence[Axes], labels: Tensor) -> Scale:
     """Draw labels [H, W], A and B, with the weights of some pixels."""
     void = labels == IGNORED
     colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
     axes[0].imshow(colors[labels.where(~void, CLASSES)].numpy())
-    axes[0].set_title("labels", loc="left", size=10.5)
+    axes[0].set_title("labels", loc="left", size=11)
     for name, place in NAMES.items():
         write(axes[0], name, place)
-    maps = weight_maps(labels)
-    for shown, title, values in zip(axes[1:], ("A: same side", "B: other side"), maps, strict=True):
+    maps, titles = weight_maps(labels), ("A, same side", "B, other side")
+    top = max(values.max().item() for values in maps)
+    for shown, title, values, marked in zip(axes[1:], titles, maps, (OF_A, OF_B), strict=True):
         shown.imshow(torch.where(void[..., None], torch.tensor(VOID), torch.tensor(NOTHING)).numpy())
-        show_map(shown, values.masked_fill(values == 0, torch.nan), f"{title} (black: 0)", "weight", labels=labels)
-    for shown, values, marked in zip(axes[1:], maps, (OF_A, OF_B), strict=True):
+        show_map(shown, values.masked_fill(values == 0, torch.nan), title, top, labels)
         for name, ((x, y), place) in marked.items():
             write(shown, f"{name}: {values[y, x]:.1f}", place, (x, y))
+    return Scale("weight", top)
 
 
 def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
@@ -149,19 +166,19 @@ def label_probability(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.softmax(1).gather(1, index)[0, 0].masked_fill(labels == IGNORED, torch.nan)
 
 
-def draw_step(axes: Sequence[Axes], labels: Tensor) -> None:
+def draw_step(axes: Sequence[Axes], labels: Tensor) -> Scale:
     """Draw the probability of the label, and what a step by each of two losses adds to it."""
     logits = make_logits(labels)
-    changes = {
-        "a step of cross-entropy adds": step(logits, labels, edge_weight=0.0),
-        "a step of the edge terms adds": step(logits, labels, ce_weight=0.0),
+    maps = {
+        "before the step": label_probability(logits, labels),
+        "cross-entropy adds": step(logits, labels, edge_weight=0.0),
+        "the edge terms add": step(logits, labels, ce_weight=0.0),
     }
-    top = max(change.nan_to_num().abs().max().item() for change in changes.values())
-    show_map(axes[0], label_probability(logits, labels), "the label before a step", PROBABILITY, 1, labels)
-    write(axes[0], "missing part", (22.5, 15.5), (27, 11))
-    for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
-        show_map(shown, change, title, PROBABILITY, top, labels)
-        write(shown, f"length of the step: {LENGTH:g} per pixel", (14.7, 30))
+    x, y = GAP
+    for at, (shown, (title, values)) in enumerate(zip(axes, maps.items(), strict=True)):
+        show_map(shown, values, title, 1, labels)
+        write(shown, f"missing part: {values[y, x]:{'+' if at else ''}.2f}", (20.5, 19.5), GAP)
+    return Scale("probability of the label", 1)
 
 
 def regions(averages: Tensor) -> Tensor:
@@ -170,7 +187,7 @@ def regions(averages: Tensor) -> Tensor:
     return columns - columns.mean(1, keepdim=True)
 
 
-def draw_regions(axes: Sequence[Axes], labels: Tensor) -> None:
+def draw_regions(axes: Sequence[Axes], labels: Tensor) -> Scale:
     """Draw averages of labels and prediction, and the residual of the best linear estimate of the former."""
     labels = labels.repeat_interleave(SCALE, 0).repeat_interleave(SCALE, 1)
     logits = make_logits(labels)
@@ -183,16 +200,13 @@ def draw_regions(axes: Sequence[Axes], labels: Tensor) -> None:
     residual = of_labels - torch.linalg.solve(inner, of_prediction @ of_labels.T).T @ of_prediction
     left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
     ignored = F.avg_pool2d(valid[None], SCALE, stride=SCALE, padding=1)[0] == 0
-    titles = {
-        "wire in the labels, averaged": "average",
-        "in the prediction, averaged": "average",
-        "error of the best linear map": "error",
-    }
-    for shown, (title, unit), values in zip(axes, titles.items(), (z, q, F.pad(left, [1] * 4)), strict=True):
-        show_map(shown, values.masked_fill(ignored, torch.nan)[PART], title, unit, z.max().item())
+    titles, top = ("wire in the labels", "in the prediction", "error of the best linear map"), z.max().item()
+    for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
+        show_map(shown, values.masked_fill(ignored, torch.nan)[PART], title, top)
         shown.add_patch(Rectangle((21.5 - PART[1].start, 5.5 - PART[0].start), 3, 3, fill=False, edgecolor="white"))
-        write(shown, "a region", (11.3, 4.3))
+    write(axes[0], "a region", (11.6, 4.3))
     write(axes[1], "missing part", (12.5, 9.5))
+    return Scale("share of wire", top)
 
 
 def main() -> None:
@@ -207,7 +221,7 @@ def main() -> None:
         axes = [*figure.subplots(rows, columns, gridspec_kw=free, subplot_kw=blank)]
         for each in axes:
             each.spines[:].set(linewidth=0.5, color="0.4")
-        draw(axes, labels)
+        add_bar(axes[-1], draw(axes, labels), *BARS[ending])
         save_figure(figure, folder / f"{name}{ending}.png", 200)
 
 

@@ -20,10 +20,11 @@ from matplotlib.lines import Line2D
 
 from doc_figures import DATA, classes_of_set, current
 from pictures import save_figure
-from quality.plots import APART, LAYOUTS, LOOKS, draw_ahead, looks_of, name_of
+from quality.plots import APART, LAYOUTS, LOOKS, draw_ahead, name_of
 from quality.tables import Summary
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+RIVAL = LOOKS["weighted CE + Dice"]  # the look of all rivals: their names stand next to their rows
 Rows = Mapping[str, Mapping[str, Summary]]
 
 
@@ -41,9 +42,15 @@ class Drawing(NamedTuple):
     height: float
 
 
+def named_set(data: str) -> str:
+    """Return the name of a data set with the number of its classes."""
+    name, *_, classes = DATA[data].split(", ")
+    return f"{name}, {classes}"
+
+
 def sets() -> Rows:
     """Return the losses by data set."""
-    return {DATA[data].replace(", ", "\n", 1): of_loss for data, of_loss in current().items()}
+    return {named_set(data): of_loss for data, of_loss in current().items()}
 
 
 def classes() -> Rows:
@@ -56,16 +63,22 @@ def classes() -> Rows:
 
 
 DRAWINGS = {
-    "sets": Drawing(sets, {"f1_1": "boundary F1 within 1 pixel", "miou": "mIoU"}, 0.54),
+    "sets": Drawing(sets, {"f1_1": "boundary F1 within 1 pixel", "miou": "mIoU"}, 0.56),
     "quality-classes": Drawing(classes, {"miou": "IoU of each class"}, 0.3),
 }
 
 
 def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
-    """Draw all panels; rivals are named in the legend if they are one loss, and else at their marks."""
+    """Draw all panels; rivals are named in the legend if they are one loss, and else to the left of their marks."""
     names, losses = zip(*drawing.rows().items(), strict=True)
     pairs = [(own, rival) for _, rival, own in (of_loss.values() for of_loss in losses)]
-    looks, rivals = looks_of(loss["loss"] for pair in pairs for loss in pair), {rival["loss"] for _, rival in pairs}
+    rivals = [name_of(rival["loss"]) for _, rival in pairs]
+    looks = {own["loss"]: LOOKS["edgeloss"] for own, _ in pairs} | {rival["loss"]: RIVAL for _, rival in pairs}
+    one = len({*rivals}) == 1
+    lines: dict[float, str] = dict(enumerate(names))
+    if not one:
+        lines = {row - APART / 2: name for row, name in lines.items()}
+        lines |= {row + APART / 2: rival for row, rival in enumerate(rivals)}
     columns = min(most, len(drawing.panels))
     count = len(drawing.panels) // columns
     figure = Figure(figsize=(width, 0.35 + count * (0.6 + drawing.height * len(names))), layout="constrained")
@@ -74,28 +87,21 @@ def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
     for at, (axes, (name, title)) in enumerate(zip(panels, drawing.panels.items(), strict=True)):
         ends += draw_ahead(axes, pairs, name, looks)
         axes.set_title(title, loc="left", size=11, weight="bold")
-        axes.set_yticks(range(len(names)), names if at % columns == 0 else [""] * len(names))
+        axes.set_yticks([*lines], lines.values() if at % columns == 0 else [""] * len(lines))
+        for label in axes.get_yticklabels()[len(names) :]:
+            label.set_color(RIVAL[0])
         axes.tick_params(length=0, labelsize=9)
         axes.grid(axis="x", alpha=0.3)
         axes.spines[:].set_visible(False)
-        for row, (_, rival) in enumerate(pairs if len(rivals) > 1 else []):
-            axes.annotate(
-                name_of(rival["loss"]), (100 * max(rival["differences"][name]["values"]), row + APART / 2), (6, -0.5),
-                textcoords="offset points", va="center", size=8, color="0.3",
-            )  # fmt: skip
-    # A name is about 1.3 inches wide.
-    span = max(ends) - min(ends)
-    room = span * 1.3 / (width / columns - 2.6) if len(rivals) > 1 else 0
+    margin = (max(ends) - min(ends)) / 20
     for axes in panels:
-        axes.set(xlim=(min(ends) - span / 20, max(ends) + span / 20 + room), ylim=(len(names) - 0.5, -0.5))
-    others = ("0.45", "D"), "best rival, by name"
-    if len(rivals) == 1:
-        (rival,) = rivals
-        others = looks[rival], f"{name_of(rival)}, the best rival"
-    entries = [(LOOKS["edgeloss"], "edgeloss"), others]
-    handles = [Line2D([], [], color=color, marker=marker, markersize=8) for (color, marker), _ in entries]
-    names_of = [label for _, label in entries]
-    figure.legend(handles, names_of, loc="outside upper left", ncols=most, fontsize=9.5, frameon=False)
+        axes.set(xlim=(min(ends) - margin, max(ends) + margin), ylim=(len(names) - 0.5, -0.5))
+    handles = [
+        Line2D([], [], color=color, marker=marker, markersize=8, markerfacecolor=inside)
+        for (color, marker), inside in ((LOOKS["edgeloss"], LOOKS["edgeloss"][0]), (RIVAL, "white"))
+    ]
+    entries = ["edgeloss", f"{rivals[0]}, the best rival" if one else "the best rival, named at the left"]
+    figure.legend(handles, entries, loc="outside upper left", ncols=most, fontsize=9.5, frameon=False)
     return figure
 
 

@@ -35,7 +35,7 @@ LOOKS: dict[str, Look] = {
     "weighted CE": ("#e69f00", "X"),
 }
 LAYOUTS = {"": (8.6, 3), "-narrow": (3.8, 1)}  # the width of a picture in inches, and its most columns
-APART = 0.32  # of the losses of a row, where rows are 1 apart
+APART = 0.4  # of the losses of a row, where rows are 1 apart
 OTHERS: tuple[Look, ...] = (("0.35", "P"), ("#8c564b", "*"), ("0.65", "d"))
 
 
@@ -86,7 +86,8 @@ def draw_panels(
 def draw_ahead(axes: Axes, rows: Iterable[Sequence[Summary]], name: str, looks: Mapping[str, Look]) -> list[float]:
     """Draw how far losses are ahead of the baseline in a score, and return the ends of what is drawn.
 
-    A large mark is the mean over the seeds, a small dot one seed, a line their range. Each row has a height of 1.
+    A large mark is the mean over the seeds, filled if the loss is edgeloss, a small dot one seed, a line their range.
+    Each row has a height of 1.
     """
     ends = [0.0]
     for row, losses in enumerate(rows):
@@ -97,8 +98,9 @@ def draw_ahead(axes: Axes, rows: Iterable[Sequence[Summary]], name: str, looks: 
             y = row + APART * (at - (len(losses) - 1) / 2)
             points = sorted(100 * value for value in ahead["values"])
             axes.plot(points, [y] * len(points), ".-", color=color, linewidth=1.5, markersize=5)
-            mark = {"markersize": 7.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
-            axes.plot(100 * ahead["mean"], y, marker, color=color, **mark)
+            inside, edge = (color, "white") if loss["loss"].startswith(OURS) else ("white", color)
+            mark = {"markersize": 7.5, "markerfacecolor": inside, "markeredgecolor": edge, "markeredgewidth": 1.2}
+            axes.plot(100 * ahead["mean"], y, marker, **mark)
             ends += [points[0], points[-1]]
         if row:
             axes.axhline(row - 0.5, color="0.85", linewidth=0.8)

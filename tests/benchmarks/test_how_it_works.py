@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 import how_it_works
-from how_it_works import AREA, BACKGROUND, DOT, OF_A, OF_B, WIRE, make_labels, make_logits, step, weight_maps
+from how_it_works import AREA, BACKGROUND, DOT, GAP, OF_A, OF_B, WIRE, make_labels, make_logits, step, weight_maps
 from pictures import LIMIT
 
 
 def test_weights_are_the_largest_where_the_page_says_so() -> None:
     labels = make_labels()
     same, other = weight_maps(labels)
-    (x, y), _ = OF_A["next to the end"]
-    assert same[y, x] == same.max() > 1.4 * same[labels == AREA].max()
+    (x, y), _ = OF_A["wire"]
+    assert labels[y, x] == WIRE
+    assert same.max() > same[y, x] > 1.2 * same[labels == AREA].max()
     assert same[labels == WIRE].median() > same[labels == AREA].max()
     assert same[DOT] == 0
     (x, y), _ = OF_B["corner"]
@@ -41,6 +42,7 @@ def test_only_the_step_of_the_edge_terms_brings_the_missing_part_back() -> None:
     logits = make_logits(labels)
     missing = (labels == WIRE) & (logits.softmax(1)[0, WIRE] < 0.03)
     assert missing.sum() > 5
+    assert missing[GAP[::-1]]
     assert step(logits, labels, edge_weight=0.0)[missing].max() < 0.1
     assert step(logits, labels, ce_weight=0.0)[missing].min() > 0.5
 
@@ -51,6 +53,6 @@ def test_pictures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     how_it_works.main()
     page = (Path(how_it_works.__file__).parents[1] / "docs" / "how-it-works.md").read_text()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    shown = re.findall(r"images/(\S+)\.png", page)
+    shown = re.findall(r'src="images/(\S+)\.png"', page)
     assert sizes.keys() == {f"{name}{width}.png" for name in shown for width in ("", "-narrow")}
     assert max(sizes.values()) < LIMIT

@@ -32,7 +32,9 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./|(?=docs/))[^)#\s]*)([^)\s]*)\)")
 ROW = re.compile(r"^\|.*", re.MULTILINE)
 BETWEEN_NUMBERS = re.compile(r"(?<=[\d,×±/–]) (?=[-\d×±/–%])| (?=[↑↓])")  # and before the sign of a score
 WIDE = 1.6  # the width of a picture to its height, from which its text would be too small on a narrow screen
-PICTURE = re.compile(r'<img [^>]*src="([^"]*images/([^"/]+))\.png"[^>]*>')
+PICTURE = re.compile(
+    r'(?:<picture><source [^>]*>\s*)?(<img [^>]*src="([^"]*images/([^"/]+))\.png"[^>]*>)(?:\s*</picture>)?'
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -95,7 +97,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return width, height
 
     def picture(match: re.Match[str]) -> str:
-        image, path, name = match.group(0, 1, 2)
+        image, path, name = match.group(1, 2, 3)
         wide, narrow = (ROOT / "docs" / "images" / f"{name}{ending}.png" for ending in ("", "-narrow"))
         width, height = size(wide)
         image = image.replace("<img ", f'<img width="{width}" height="{height}" ')

@@ -1,0 +1,25 @@
+"""The panel of docs/start.md is that of its commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import start_picture
+
+
+def test_the_committed_panel_is_that_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["start_picture.py", "--output", str(tmp_path)])
+    start_picture.main()
+    for ending, width in start_picture.WIDTHS.items():
+        name = f"start{ending}.png"
+        drawn, committed = (
+            np.asarray(Image.open(folder / name).convert("RGB").resize((96, 96))).astype(int)
+            for folder in (tmp_path, start_picture.DOCS / "images")
+        )
+        assert np.abs(drawn - committed).mean() < 6  # processors round differently
+        assert Image.open(tmp_path / name).width == round(220 * width)

@@ -56,7 +56,7 @@ BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
 NO_REGIONS = "EdgeAwareLoss() (region_weight 0, version 0.3)"
 ENOUGH = 3  # seeds of the current version, with which it takes the place of the one before
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
-FIRST = {"f1_1": "F1", "miou": "mIoU"}  # scores of the first page
+FIRST = ("f1_1", "miou")  # scores of the first page
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 OF_TOLERANCES = ("f1_1", "f1_3", "f1_5", "boundary_iou_005", "boundary_iou_02", "trimap_1")
 OF_SHAPES = ("precision_1", "recall_1", "hd95", "cldice", "nll_edge", "ece_edge", "ece")
@@ -441,15 +441,21 @@ def current() -> dict[str, dict[str, Summary]]:
     return {setting: of_loss for setting, of_loss in compared(BASELINE).items() if [*of_loss][-1] == NOW}
 
 
+def with_classes(setting: str) -> str:
+    """Return the name of a data set with the number of its classes."""
+    name, *_, classes = DATA[setting].split(", ")
+    return f"{name}, {classes}"
+
+
 def first_table() -> list[str]:
-    """Return the scores of the first page, a row for each, so that narrow screens have all of them."""
+    """Return the scores of the first page; narrow screens break them after the slash."""
     rows = []
     for setting, of_loss in current().items():
         plain, rival, own = of_loss.values()
-        for name, title in FIRST.items():
-            cells = (scores(row, (name,), bold=clearly_above(row)) for row in (own, plain, rival))
-            rows.append(" | ".join([f"{setting}, {title}", *cells]))
-    return or_none(table("data, score | edgeloss: | CE: | best rival:", rows))
+        cells = (scores(row, FIRST, bold=clearly_above(row)) for row in (own, plain, rival))
+        broken = (cell.replace("/\N{NO-BREAK SPACE}", "/ ") for cell in cells)
+        rows.append(" | ".join([with_classes(setting), *broken]))
+    return or_none(table("data | edgeloss: | CE: | best rival:", rows))
 
 
 def against() -> Iterator[tuple[str, str, list[Row]]]:
@@ -792,19 +798,19 @@ def landing_table() -> list[str]:
     losses = [*compared()["camvid"].values()]
     plain, of_rival, own = (row["scores"]["f1_1"][0] for row in losses)
     areas = [row["scores"]["miou"][0] for row in losses]
-    _, rival, ours_now = (row["loss"] for row in losses)
+    ours_now = losses[-1]["loss"]
     timed = [rows["19 classes"] for rows in speed().values()]
     times = sorted(row["ratio"][NAMES[1]] for row in timed)
     of_one_logit = max(rows["binary"]["ratio"][NAMES[1]] for rows in speed().values())
     # Rows of 0.3 do not name it.
-    of_version = f"with **version {' and '.join(sorted({row['machine'].get('edgeloss', '0.3') for row in timed}))}**"
+    of_version = f"**version {' and '.join(sorted({row['machine'].get('edgeloss', '0.3') for row in timed}))}**"
     what = (
-        f"of boundary F1 (1 px) over cross-entropy, by **version {version(ours_now)}**: CamVid, a small network,"
-        f" {len(losses[0]['seeds'])} seeds. The best rival, {named(rival)}, has {100 * (of_rival - plain):+.1f}, and"
-        f" in mIoU {100 * (areas[1] - areas[0]):+.1f} where edgeloss has {100 * (areas[2] - areas[0]):+.1f}",
-        f"of PyTorch's cross-entropy, {of_version}: forward and backward, 19 classes, AVX-512 and AVX2. One logit"
-        f" takes up to {of_one_logit:.1f} ×, small images more: [all cases](performance.md)",
-        f"kept from forward to backward {of_version}, 19 classes: {of_plain:.0f} is what cross-entropy keeps",
+        f"of boundary F1 over cross-entropy: CamVid, **version {version(ours_now)}**, {len(losses[0]['seeds'])} seeds."
+        f" The best rival has {100 * (of_rival - plain):+.1f}; in mIoU it has {100 * (areas[1] - areas[0]):+.1f}, and"
+        f" edgeloss {100 * (areas[2] - areas[0]):+.1f}",
+        f"of cross-entropy, with 19 classes. One logit takes up to {of_one_logit:.1f} × ([all cases](performance.md),"
+        f" {of_version})",
+        f"kept from forward to backward, with 19 classes; {of_plain:.0f} is what cross-entropy keeps",
     )
     faster = f"{times[0]:.2f} to {times[-1]:.2f} × the time on a CPU"
     heads = f"{100 * (own - plain):+.1f} points | {faster} | {kept:.0f} instead of {of_plain:.0f} bytes per pixel"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from doc_figures import DATA, classes_of_set, current
+from doc_figures import classes_of_set, current, with_classes
 from pictures import save_figure
 from quality.plots import APART, LAYOUTS, LOOKS, draw_ahead, name_of
 from quality.tables import Summary
@@ -42,15 +42,9 @@ class Drawing(NamedTuple):
     height: float
 
 
-def named_set(data: str) -> str:
-    """Return the name of a data set with the number of its classes."""
-    name, *_, classes = DATA[data].split(", ")
-    return f"{name}, {classes}"
-
-
 def sets() -> Rows:
     """Return the losses by data set."""
-    return {named_set(data): of_loss for data, of_loss in current().items()}
+    return {with_classes(data): of_loss for data, of_loss in current().items()}
 
 
 def classes() -> Rows:

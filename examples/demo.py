@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,9 +104,14 @@ class Epochs:
             self._print(f"{done}/{self.total}", *cells, self._shown_left(done))
 
     def say_if_silent(self) -> None:
-        """Print which epoch is running if there was no line for a while."""
+        """Print what is running if there was no line for a while."""
         if (now := time.monotonic()) - self._last >= SILENT:
-            self._print("", f"{shown_time(now - self._begin)}: epoch {self._done() + 1} of {self.total} is running")
+            doing = (
+                f"epoch {done + 1} of {self.total} is running"
+                if (done := self._done()) < self.total
+                else "writing the pages"
+            )
+            self._print("", f"{shown_time(now - self._begin)}: {doing}")
 
     def _shown_left(self, done: int) -> str:
         """Return how long the rest takes, from the second epoch to the last but one."""
@@ -154,8 +159,50 @@ def train_both(output: Path, epochs: int, overrides: Sequence[str]) -> int:
     return max(training.result() for training in trainings)
 
 
-def score_table(runs: dict[str, Row], speckles: Sequence[int], seed: int) -> Table:
+class Score(NamedTuple):
+    """A figure of both runs, as it is printed.
+
+    Attributes:
+        name: of the figure.
+        before: of the first run.
+        after: of the second.
+        change: from the first to the second, of the values as they are printed.
+        verdict: whether that is better.
+    """
+
+    name: str
+    before: str
+    after: str
+    change: str
+    verdict: str
+
+
+def compare_scores(runs: Mapping[str, Row], speckles: Sequence[int]) -> list[Score]:
     """Return the scores of two runs, what the second gains in percentage points, and what it may lose: speckles."""
+    scores = []
+    for key, name in SCORES.items():
+        a, b = (round(100 * (row[key] or 0.0), 1) for row in runs.values())
+        change = round(b - a, 1)
+        scores.append(Score(name, f"{a:.1f}%", f"{b:.1f}%", f"{change:+.1f} points", verdict(change)))
+    before, after = speckles
+    change_of_count = f"{(after - before) / before:+.0%}" if before else f"{after - before:+d}"
+    return [*scores, Score(SPECKLES, str(before), str(after), change_of_count, verdict(before - after))]
+
+
+def summary(scores: Sequence[Score]) -> str:
+    """Return which run is ahead in the score of borders, and which figures are worse."""
+    first, second = RUNS
+    (main,) = (one for one in scores if one.name == SCORES["val/boundary_f1_1"])
+    ahead = f"{second} is {main.verdict} than {first}" if main.verdict != "same" else f"{second} is level with {first}"
+    worse = ", ".join(f"{one.name} ({one.before} → {one.after})" for one in scores if one.verdict == "worse")
+    return (
+        f"{ahead} in {main.name}: {main.after} instead of {main.before}, {main.change}."
+        f"\n{f'Worse: {worse}.' if worse else 'No figure below is worse.'}"
+    )
+
+
+def score_table(scores: Sequence[Score], seed: int) -> Table:
+    """Return the table of the figures of two runs."""
     table = Table(
         title="\nValidation images, after the last epoch\n",
         title_justify="left",
@@ -164,16 +211,11 @@ def score_table(runs: dict[str, Row], speckles: Sequence[int], seed: int) -> Tab
         box=SIMPLE_HEAD,
         show_edge=False,
     )
-    for name in ("", *runs, "change"):
+    for name in ("", *RUNS, "change"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     table.add_column("", no_wrap=True)
-    first, second = runs.values()
-    for key, name in SCORES.items():
-        a, b = (100 * (row[key] or 0.0) for row in (first, second))
-        table.add_row(name, f"{a:.1f}%", f"{b:.1f}%", f"{b - a:+.1f} points", verdict(round(b - a, 1)))
-    before, after = speckles
-    change = f"{(after - before) / before:+.0%}" if before else f"{after - before:+d}"
-    table.add_row(SPECKLES, str(before), str(after), change, verdict(before - after))
+    for one in scores:
+        table.add_row(*one)
     return table
 
 
@@ -214,7 +256,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     title = f"Validation image {name} under the same network, trained with {before} and with {after}"
     figure.suptitle(f"{title}\n", x=0.005, ha="left", weight="bold")
     grid = figure.subplots(1 + len(windows), len(pictures), squeeze=False)
-    first, second = (100 * (one["boundary_f1_1px"] or 0.0) for one in scores)
+    first, second = (round(100 * (one["boundary_f1_1px"] or 0.0), 1) for one in scores)
     gain = round(second - first, 1)
     abouts = f"boundary F1: {first:.1f}%", f"boundary F1: {second:.1f}%", f"{gain:+} points"
     _draw_row(grid[0], "the whole image", pictures, abouts, gain)
@@ -351,7 +393,9 @@ def run(options: argparse.Namespace) -> int:
     last = {name: history[-1] for name, history in histories.items()}
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
     counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
-    console.print(score_table(last, counts, options.seed))
+    scores = compare_scores(last, counts)
+    console.print(f"\n{summary(scores)}", markup=False)
+    console.print(score_table(scores, options.seed))
     console.print(ABOUT, markup=False)
     for name, about in WRITTEN.items():
         console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)

@@ -107,7 +107,8 @@ class ColoredMap(NamedTuple):
     @property
     def ends(self) -> tuple[str, str]:
         """The ends of the color bar as text."""
-        low, high = (shown_number(10**end if self.kind.log else end) for end in (self.low, self.high))
+        log = self.kind.log
+        low, high = (shown_number(10**end if log else end, by_power=log) for end in (self.low, self.high))
         below, above = "≤ " * (self.extend in ("min", "both")), "≥ " * self.is_clipped
         return f"{below}{low}", f"{above}{high}\xa0{self.kind.unit}".strip()
 
@@ -160,24 +161,29 @@ def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) ->
         measured.append(numbers)
         # Dividing first keeps the sum from overflowing.
         mean = np.sum(numbers / max(numbers.size, 1), dtype=np.float64)
-        line = (
-            f"mean {shown_number(mean)} · max {shown_number(numbers.max())}" if numbers.size else "nothing to measure"
-        )
+        line = "nothing to measure"
+        if numbers.size:
+            line = " · ".join(
+                f"{name} {shown_number(value, by_power=kind.log)}"
+                for name, value in {"mean": mean, "max": numbers.max()}.items()
+            )
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
     low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log)
     return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend)
 
 
-def shown_number(value: float) -> str:
-    """Return a value of a map as text, with three digits; very small and very large ones by a power of ten.
+def shown_number(value: float, *, by_power: bool = False) -> str:
+    """Return a value of a map as text, with three digits; very small and very large ones by a power of ten, or all.
 
     Example:
-        >>> [shown_number(value) for value in (0, 0.178, 7.04, 5.67e-6, 1234567)]
-        ['0', '0.178', '7.04', '5.67×10⁻⁶', '1.23×10⁶']
+        >>> [shown_number(value) for value in (0, 0.178, 7.2, 5.67e-6, 1234567)], shown_number(0.178, by_power=True)
+        (['0', '0.178', '7.20', '5.67×10⁻⁶', '1.23×10⁶'], '1.78×10⁻¹')
     """
-    if value == 0 or 1e-3 <= abs(value) < 1e5 or not math.isfinite(value):
-        return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}"
+    if 1e-3 <= abs(value) < 1e5 and not by_power:
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
     digits, exponent = f"{value:.2e}".split("e")
     return f"{digits}×{power_of_ten(int(exponent))}"
 

@@ -49,7 +49,8 @@ _EXAMPLES = 3  # images of the largest gains, and as many of the largest losses
 _MOST_CLASSES = 3  # that are named as worse
 _BY = "boundary_f1_1px"  # what a comparison sorts by
 _STRAY = "stray pixels"
-_WINDOW = 32, 96  # pixels across the enlarged parts of an image, the least and the most
+_WINDOWS = {"A": "most gained", "B": "most lost"}  # the enlarged parts of an image
+_WINDOW = 32, 96  # pixels across them, the least and the most
 
 
 def draw_comparison(
@@ -134,7 +135,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
         part = None if image is None else image[window.place]
         for run, one, about in zip(runs, runs.values(), window.abouts, strict=True):
             drawn = _enlarged(part, truth[window.place], one.prediction[0][window.place])
-            pictures.append(drawn | {"caption": f"{letter}, {run}: {about}"})
+            pictures.append(drawn | {"caption": f"{letter}, {_WINDOWS[letter]}: {run}", "about": about})
     pictures.append(change | {"bar": _change_bar(), "is_extra": True})
     frames = [{"name": letter, "place": _percent(one.place, truth.shape)} for letter, one in windows.items()]
     for at in (0, _DIFFERENCE):
@@ -313,17 +314,18 @@ def _all_changes(items: Sequence[Item], runs: Sequence[str], examples: Mapping[s
     if len(falling) < 2 or not any(changes[at] for at in falling):
         return []
     ends = {"highest": falling[0], "median": falling[len(falling) // 2], "lowest": falling[-1]}
-    texts = {at: shown_change(0.0, changes[at], FIGURES[_BY].form, is_score=True) for at in ends.values()}
+    texts = {at: shown_changes(*items[at].figures)[name] for at in ends.values()}
     shown = {at for places in examples.values() for at in places}
     return [
         {
             "kind": "bars",
-            "title": f"{name} of each image",
+            "title": f"Change in {name} of each image",
             "about": (
                 f"Each bar is an image: up if its {name} is higher under {runs[1]} than under {runs[0]}, down if it is"
                 " lower. The bars in full color are the examples below."
             ),
-            "values": [changes[at] for at in falling],
+            "unit": "points",
+            "values": [100 * changes[at] for at in falling],
             "strong": [place for place, at in enumerate(falling) if at in shown],
             "ends": [[f"{what}: {items[at].name}", texts[at]] for what, at in ends.items()],
         }

@@ -13,8 +13,9 @@ from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
+from edgeloss.viz.coloring import picture_of_labels
 from edgeloss.viz.palette import VOID, WRONG
-from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photograph, picture
+from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_picture, photograph, picture
 from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes, shown_figures, weakest_class
 
 _Array = npt.NDArray[Any]
@@ -178,7 +179,9 @@ def index_item(name: str, examined: Sequence[Arrays], images: Sequence[Rgb | Non
     middle = len(examined) // 2
     truth, prediction, image = examined[middle].target[0], examined[middle].prediction[0], images[middle]
     errors = error_overlay(truth, prediction, on_photo=image is not None, side=_SIDE)
+    scene = [photo_picture(image, truth.shape), picture(picture_of_labels(truth, colors), _SIDE, "ground truth")]
     pictures = [
+        *(scene if image is not None else []),
         picture(labels_picture(truth, prediction, colors), _SIDE, "prediction"),
         picture(errors, _SIDE, "wrong pixels", base="gray"),
     ]

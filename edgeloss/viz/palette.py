@@ -17,7 +17,7 @@ WRONG = (0.84, 0.19, 0.15)  # predicted as another class; distinct from RIGHT fo
 BETTER, WORSE, WRONG_IN_BOTH = (0.11, 0.36, 0.84), WRONG, (0.1, 0.08, 0.12)
 # Photographs below wrong pixels are in gray between these two: lighter than every color above, and than VOID. The same
 # as of .gray in page/base.css and PALE in page/drawing.js.
-PALE = (0.72, 0.97)
+PALE = (0.80, 0.98)
 TRUE_BORDER, FOUND_BORDER = (1.0, 1.0, 1.0), (1.0, 0.92, 0.0)  # of labels and predictions, over photographs
 
 # Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING:

@@ -54,27 +54,29 @@ def photograph(image: Rgb | None, side: int) -> str:
     return data_uri(file.getvalue(), "jpeg")
 
 
-def picture(colors: Rgb, side: int, caption: str, *, base: str = "") -> Part:
+def picture(colors: Rgb, side: int, caption: str, *, base: str = "", about: str = "") -> Part:
     """Return a picture, without loss: where it is smaller, it has every n-th pixel.
 
     Args:
         colors: [H, W, 3], or [H, W, 4] with opacity.
         side: pixels of the longer side.
-        caption: below the picture.
+        caption: above the picture.
         base: ``"gray"`` shows the photograph of the image in light gray where the picture is transparent.
+        about: below the picture.
     """
     shape = colors.shape[:2]
     size = shrunk(shape, side)
     down, right = ((np.arange(new) + 0.5) * length / new for new, length in zip(size, shape, strict=True))
     small = np.ascontiguousarray(colors[down.astype(int)[:, None], right.astype(int)])
-    return {"source": data_uri(encode_png(small), "png"), "caption": caption, "base": base, "size": size[::-1]}
+    source = data_uri(encode_png(small), "png")
+    return {"source": source, "caption": caption, "about": about, "base": base, "size": size[::-1]}
 
 
 def photo_picture(image: Rgb | None, shape: Sequence[int]) -> Part:
     """Return the photograph of an image as a picture of it; an empty one if there is none."""
     height, width = shape
     caption = "no image given" if image is None else "image"
-    return {"source": "", "caption": caption, "base": "photo", "size": [width, height]}
+    return {"source": "", "caption": caption, "about": "", "base": "photo", "size": [width, height]}
 
 
 def encode_png(colors: Rgb) -> bytes:

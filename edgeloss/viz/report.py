@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,6 @@ _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
 _LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
-_ABOUT_MEANS = "The edge loss weights the classes; the mean of the edge map counts all edge pixels alike."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 
@@ -160,13 +160,22 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.figure_tiles(arrays.figures, arrays.classes, about=_ABOUT_MEANS),
+        "tiles": pages.figure_tiles(arrays.figures, arrays.classes, more=_plain_mean(arrays)),
         "tables": {"title": "Scores per class", "tables": _tables(arrays, names, colors)},
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
         "mistakes": mistakes(target, arrays.prediction[0]),
         "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][0], target, arrays.prediction[0])},
     }
+
+
+def _plain_mean(arrays: Arrays) -> dict[str, str]:
+    """Return why the edge loss is not the mean that is shown of the edge map, if it is another number."""
+    values = arrays.maps["edge"][arrays.maps["edge_mask"]]
+    values = values[np.isfinite(values)]
+    loss, mean = (shown_number(value) for value in (arrays.figures["edge"], values.mean() if values.size else math.nan))
+    about = f"it weights the classes: the plain mean of the edge map is {mean}"
+    return {FIGURES["edge"].name: about} if values.size and loss != mean else {}
 
 
 def _lead(images: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

@@ -56,8 +56,9 @@ class Curves(NamedTuple):
 _IOUS = ("val/miou", "val/boundary_iou", "val/boundary_iou_narrow", "val/trimap_iou_3")
 _TERMS = {key: FIGURES[key].name for key in SUMMANDS}
 # By the title of a group. Of a figure of both, the first curve, which is solid, is validation, and training is dashed.
+_SCORE_CURVES = "Scores of the validation images"
 _CURVES = {
-    "Scores of the validation images": (
+    _SCORE_CURVES: (
         Curves("Boundary F1", "precision and recall of borders, within 1, 3 or 5 px", _F1),
         Curves("IoU", "overlap with the true areas: of all pixels, and near borders alone", _IOUS),
         Curves("Accuracy", "pixels that are right: of all, at edges and off them", _ACCURACY),
@@ -99,7 +100,7 @@ _CURVES = {
 }
 # What the figures of a group mean, as far as their names and its lines leave that open; folded below it.
 _NOTES = {
-    "Scores of the validation images": {
+    _SCORE_CURVES: {
         "boundary F1": F1_ABOUT.format("1, 3 or 5"),
         "boundary IoU": "IoU of the bands along borders, as wide as 2 % of the diagonal of the image",
         "boundary IoU, narrow": "the same of bands of 0.5 %, in which little but the borders counts",
@@ -211,10 +212,13 @@ def write_run_page(
     metric, chosen = best_epoch(history) if best is None else best
     colors = [to_hex(color) for color in worst[0][2].colors] if worst else []
     tables = _classes(chosen, history[-1], dict(itertools.zip_longest(classes, colors[: len(classes)])))
+    curves = _curves(history, weights or {}, {"epoch": chosen["epoch"], "name": f"best {_metric_name(metric)}"})
+    scores = [one for one in curves if one["title"] == _SCORE_CURVES]
     parts = [
         _headlines(chosen, history[-1], metric),
-        *_curves(history, weights or {}, {"epoch": chosen["epoch"], "name": f"best {_metric_name(metric)}"}),
+        *scores,
         {"kind": "tables", "title": "Classes in validation", "tables": tables},
+        *(one for one in curves if one not in scores),
         *_images(worst, chosen, history[-1]),
         pages.folded(config),
     ]
@@ -314,7 +318,7 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
                     series.append({"name": _name(key), "values": values})
             if series:
                 kind = {"share": is_share(keys[0]), "epochs": epochs}
-                mark = best if group == "Scores of the validation images" else None
+                mark = best if group == _SCORE_CURVES else None
                 drawn.append({"title": title, "about": about, **kind, "best": mark, "series": series})
         if drawn:
             about = _about_region(history, weights) if group == "The loss and its terms" else ""
@@ -419,8 +423,7 @@ def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int, maps: Se
 
 
 def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.Part:
-    caption = f"{colored.kind.name}: {colored.kind.about}"
-    drawn = picture(map_to_rgb(colored, 0, shrunk(shape, side)), side, caption)
+    drawn = picture(map_to_rgb(colored, 0, shrunk(shape, side)), side, colored.kind.name, about=colored.kind.about)
     return drawn | {"bar": pages.color_bar(*colored.ends), "is_extra": True}
 
 

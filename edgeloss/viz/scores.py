@@ -219,11 +219,20 @@ def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
 
 
 def shown_change(before: float, after: float, form: str, *, is_score: bool) -> dict[str, str]:
-    """Return how much larger a figure is, scores in points, and whether that is better; a dash if one has no value."""
-    if not math.isfinite(change := after - before):
+    """Return how much larger a figure is, scores in points, and whether that is better; a dash if one has no value.
+
+    It is the difference of the two figures as they are shown, which a reader can check.
+
+    Example:
+        >>> shown_change(0.6214, 0.6766, ".1%", is_score=True)  # 62.1 % and 67.7 %, while 5.52 points are between them
+        {'text': '+5.6', 'tone': 'better'}
+    """
+    if not math.isfinite(after - before):
         return {"text": "–", "tone": ""}
-    text = f"{100 * change:+.1f}" if form.endswith("%") else f"{change:+.3f}"
-    tone = "" if not float(text) else "better" if (change > 0) == is_score else "worse"
+    scale, digits = (100, 1) if form.endswith("%") else (1, 3)
+    change = round(round(scale * after, digits) - round(scale * before, digits), digits)
+    text = f"{change:+.{digits}f}"
+    tone = "" if not change else "better" if (change > 0) == is_score else "worse"
     return {"text": text.replace("-", "−"), "tone": tone}
 
 

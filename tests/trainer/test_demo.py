@@ -34,7 +34,8 @@ def test_speckles_are_counted(tmp_path: Path) -> None:
 def test_the_table_has_what_is_lost_too() -> None:
     first: dict[str, Any] = dict.fromkeys(demo.SCORES, 0.5)
     second = first | {"val/miou": 0.4, "val/iou/wire": 0.6}
-    table = demo.score_table({"cross-entropy": first, "EdgeAwareLoss": second}, (8, 10), seed=3)
+    scores = demo.compare_scores({"cross-entropy": first, "EdgeAwareLoss": second}, (8, 10))
+    table = demo.score_table(scores, seed=3)
     assert [column.header for column in table.columns] == ["", "cross-entropy", "EdgeAwareLoss", "change", ""]
     names, _, _, *changes = (list(column.cells) for column in table.columns)
     assert names == [*demo.SCORES.values(), demo.SPECKLES]
@@ -46,9 +47,26 @@ def test_the_table_has_what_is_lost_too() -> None:
     assert "seed 3" in str(table.caption)
 
 
+def test_the_verdict_is_of_the_values_as_shown_and_names_what_is_worse() -> None:
+    first: dict[str, Any] = dict.fromkeys(demo.SCORES, 0.5)
+    runs = {
+        "cross-entropy": first | {"val/boundary_f1_1": 0.6214},
+        "EdgeAwareLoss": first | {"val/boundary_f1_1": 0.6766},
+    }
+    ahead, worse = demo.summary(demo.compare_scores(runs, (8, 10))).splitlines()
+    assert (
+        ahead
+        == "EdgeAwareLoss is better than cross-entropy in boundary F1 (1 px): 67.7% instead of 62.1%, +5.6 points."
+    )
+    assert worse == "Worse: stray wire pixels (8 → 10)."
+    ahead, worse = demo.summary(demo.compare_scores(dict.fromkeys(demo.RUNS, first), (8, 8))).splitlines()
+    assert ahead.startswith("EdgeAwareLoss is level with cross-entropy in ")
+    assert worse == "No figure below is worse."
+
+
 def test_speckles_of_none_are_counted_not_divided() -> None:
     runs: dict[str, Any] = dict.fromkeys(demo.RUNS, dict.fromkeys(demo.SCORES, 0.5))
-    table = demo.score_table(runs, (0, 2), seed=0)
+    table = demo.score_table(demo.compare_scores(runs, (0, 2)), seed=0)
     assert [list(column.cells)[-1] for column in table.columns][1:] == ["0", "2", "+2", "worse"]
 
 
@@ -83,7 +101,7 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
     rows = re.findall(r"^ *(\D.*?) +([\d.]+)% +([\d.]+)% +([+-][\d.]+)", out, re.MULTILINE)
     assert [name for name, *_ in rows] == [*demo.SCORES.values()]
     before, after, gain = np.array([figures for _, *figures in rows], float).T
-    np.testing.assert_allclose(gain, after - before, atol=0.11)
+    np.testing.assert_allclose(gain, after - before, atol=1e-6)
     with Image.open(tmp_path / "demo.png") as image:
         assert image.size[0] > 1000
     named = [Path(url2pathname(path)) for path in re.findall(r"file://(\S+)$", out, re.MULTILINE)]

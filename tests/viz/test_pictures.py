@@ -59,6 +59,7 @@ def test_photographs() -> None:
     assert photo_picture(None, (50, 100)) == {
         "source": "",
         "caption": "no image given",
+        "about": "",
         "base": "photo",
         "size": [100, 50],
     }

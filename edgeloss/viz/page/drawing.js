@@ -139,7 +139,7 @@ const drawGrid = (context, { left, top, dots }, key, opacity = 1) => {
 
 // What covers the image so that a layer stands out, as [operation, color]: grays between those of PALE in palette.py
 // below wrong pixels, and a dark image where a map has nothing.
-const PALE = [["saturation", "#888"], ["source-over", "rgb(245 245 245 / 75%)"]];
+const PALE = [["saturation", "#888"], ["source-over", "rgb(249 249 249 / 82%)"]];
 const DARK = [["source-over", "rgb(0 0 0 / 68%)"]];
 const veilOf = (key) => (key === "errors" ? PALE : layerOf(key)?.nothing ? DARK : []);
 

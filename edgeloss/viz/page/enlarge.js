@@ -27,9 +27,9 @@ const showLarge = () => {
   const stage = element("div", { className: "stage" }, pictureOf(figures[current], photo));
   const [width, height] = figures[current].size;
   stage.style.setProperty("--aspect", width / height);
-  const { bar, key } = figures[current];
+  const { about, bar, key } = figures[current];
   const hint = text("p", "← → or a swipe: other pictures of this image. N, P: next and previous image. Esc: close.", "hint");
-  large.replaceChildren(head, element("div", { className: "tabs" }, ...tabs), stage, element("div", {}, ...(bar ? [barOf(bar)] : []), ...(key ? [keyOf(keys[key])] : []), hint));
+  large.replaceChildren(head, element("div", { className: "tabs" }, ...tabs), stage, element("div", {}, ...(about ? [text("p", about, "hint")] : []), ...(bar ? [barOf(bar)] : []), ...(key ? [keyOf(keys[key])] : []), hint));
 };
 
 const showPicture = (at) => {

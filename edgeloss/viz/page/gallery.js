@@ -1,12 +1,13 @@
 // A gallery of thumbnails: sort the images, and show those of a class or name.
 
 const BINS = 24; // of the histogram on a card
+const [FEW, MANY] = [8, 12]; // images that are shown at first where there are more than the second number
 
 const figureLine = ([title, value, change]) =>
   element("div", {}, text("dt", title), element("dd", {}, value, ...(change ? [" ", text("small", change.text, change.tone)] : [])));
 const cardOf = (image, places) => {
   const { name, link, photo, figures, lines } = image;
-  const pictured = (at) => element("figure", {}, pictureOf(figures[at], photo), text("figcaption", figures[at].caption));
+  const pictured = (at) => figureOf(figures[at], pictureOf(figures[at], photo));
   const head = link
     ? [element("a", { href: link }, element("div", { className: "shown" }, ...places.map(pictured)), text("strong", name))]
     : [picturesOf(image, places, "shown"), text("strong", name)];
@@ -39,6 +40,11 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
   const order = element("button", { id: "order", title: "Reverse the order" });
   let reversed = false;
   const count = element("span", { id: "count", role: "status" });
+  const more = element("button", { id: "more", type: "button" });
+  more.addEventListener("click", () => {
+    gallery.classList.toggle("whole");
+    fold();
+  });
   const axis = text("p", "", "hint");
 
   // The worst come first; what is not finite is worst of the losses, and no score.
@@ -73,6 +79,17 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
     const ofAll = `Bars: the ${by.selectedOptions[0].textContent} of all images, from ${shownOf(low)} to ${shownOf(high)}; the blue bar has this image`;
     axis.textContent = low < high ? `${ofAll}${isOfTwo ? ", and the line is no change." : "."}` : "";
   };
+  // Without those that the menus leave out, the first few; all when asked, and on paper.
+  const fold = () => {
+    const visible = [...gallery.children].filter(({ hidden }) => !hidden);
+    const isWhole = gallery.classList.contains("whole");
+    visible.forEach((card, at) => card.classList.toggle("later", at >= FEW && visible.length > MANY));
+    more.hidden = visible.length <= MANY;
+    more.textContent = isWhole ? `The first ${FEW} images only` : `All ${visible.length} images`;
+    more.ariaExpanded = String(isWhole);
+    count.textContent = visible.length < cards.length ? `${visible.length} of ${cards.length} images` : "";
+    arrangeRows();
+  };
   const arrange = () => {
     const places = [...items.keys()].sort(comparison(by.value));
     if (reversed) places.reverse();
@@ -94,9 +111,7 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
       find("dl", cards[at]).append(line);
     });
     drawHistograms();
-    const visible = cards.filter(({ hidden }) => !hidden).length;
-    arrangeRows();
-    count.textContent = visible < cards.length ? `${visible} of ${cards.length} images` : "";
+    fold();
   };
   for (const chooser of [by, class_]) chooser.addEventListener("change", arrange);
   search.addEventListener("input", arrange);
@@ -106,5 +121,5 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
   });
   arrange();
   const label = (name, input) => element("label", {}, `${name} `, input);
-  return [element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), axis, gallery];
+  return [element("div", { className: "toolbar choosers" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), axis, gallery, more];
 };

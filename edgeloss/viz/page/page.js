@@ -18,6 +18,7 @@ try {
   find(".subtitle").textContent = data.subtitle;
   find(".lead").textContent = data.lead;
   find("nav").append(...data.links.map(([name, href]) => element("a", { href, textContent: name, rel: name.startsWith("←") ? "prev" : name.endsWith("→") ? "next" : "" })));
+  if (data.links.length) find("nav").append(text("small", "Links lead to other files: move them together with this one."));
   for (const part of data.parts) if (part.text !== "" || part.rows) find(part.kind === "tiles" ? "header" : "main").append(...parts[part.kind](part));
   find("footer").textContent = data.footer;
   arrangeRows();

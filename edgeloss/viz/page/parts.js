@@ -8,7 +8,7 @@ parts.note = ({ text: content }) => [text("p", content, "hint")];
 // What fills its rows has no free place: its first element takes them.
 const arrangeRows = () => {
   for (const grid of findAll(".rows")) {
-    const shown = [...grid.children].filter(({ hidden }) => !hidden);
+    const shown = [...grid.children].filter((one) => one.getClientRects().length);
     const [gap, least] = ["column-gap", "--least"].map((name) => parseFloat(getComputedStyle(grid).getPropertyValue(name)));
     const most = limited(Math.floor((grid.clientWidth + gap) / (least + gap)), 1, Math.max(shown.length, 1));
     const free = (columns) => (columns - (shown.length % columns)) % columns;
@@ -121,16 +121,20 @@ const barOf = ({ low, high, colors }) => {
 
 const { items = [], keys = {} } = data.parts.find(({ kind }) => kind === "gallery") ?? {};
 
+// A picture below its name, and what is said of it.
+const figureOf = ({ caption, about, bar, is_extra: isExtra }, shown) => {
+  const below = [...(about ? [text("p", about)] : []), ...(bar ? [barOf(bar)] : [])];
+  return element("figure", { className: isExtra ? "extra" : "" }, text("figcaption", caption), element("div", {}, shown, ...below));
+};
+
 // The pictures of an image, each of which can be enlarged; a gallery shows some of them.
 const picturesOf = (image, places = [...image.figures.keys()], className = "figures") => {
   const made = element("div", { className });
   for (const at of places) {
-    const { caption, bar, is_extra: isExtra } = image.figures[at];
     const picture = pictureOf(image.figures[at], image.photo);
     const shown = picture.childElementCount ? element("button", { type: "button", className: "enlarge" }, picture) : picture;
     shown.addEventListener("click", () => enlarge(made, at));
-    const about = element("figcaption", {}, caption, ...(bar ? [barOf(bar)] : []));
-    made.append(element("figure", { className: isExtra ? "extra" : "" }, shown, about));
+    made.append(figureOf(image.figures[at], shown));
   }
   imageOf.set(made, image);
   return made;
@@ -169,16 +173,23 @@ parts.figures = ({ title, text: content, key, columns, rows }) => {
   return [section];
 };
 
+const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Number(Math.abs(value).toPrecision(6))}`;
+
 // Bars of values from the highest to the lowest, up or down from 0; some of them stand out. The ends are texts below.
-parts.bars = ({ title, about, values, strong, ends }) => {
+parts.bars = ({ title, about, unit, values, strong, ends }) => {
   const [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
   const chart = svg("svg", { viewBox: `0 0 ${values.length} ${high - low}`, preserveAspectRatio: "none", role: "img", "aria-label": title });
   const barsOf = (sign, isStrong) =>
     values.map((value, at) => (sign * value > 0 && strong.includes(at) === isStrong ? `M${at + 0.1} ${high}h.8v${-value}h-.8z` : "")).join("");
   for (const [tone, sign] of [["better", 1], ["worse", -1]])
     for (const isStrong of [false, true]) chart.append(svg("path", { class: isStrong ? `${tone} strong` : tone, d: barsOf(sign, isStrong) }));
-  chart.append(svg("path", { class: "zero", d: `M0 ${high}H${values.length}` }));
+  const axis = ticksOf(low, high).map((tick) => {
+    const up = high - tick;
+    chart.prepend(svg("path", { class: tick ? "grid" : "zero", d: `M0 ${up}H${values.length}` }));
+    return element("span", { className: "tick", style: `top: ${(100 * up) / (high - low)}%` }, signed(tick));
+  });
+  const plot = element("div", { className: "plot" }, chart, ...axis);
   const below = ends.map(([name, { text: value, tone }]) => element("li", {}, `${name} `, text("strong", value, tone)));
-  const content = [text("h2", title), text("p", about, "hint"), chart, element("ul", { className: "ends" }, ...below)];
+  const content = [text("h2", title), text("p", about, "hint"), text("p", unit, "unit"), plot, element("ul", { className: "ends" }, ...below)];
   return [element("section", { className: "card bars" }, ...content)];
 };

@@ -49,12 +49,12 @@ DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
 COMMON = ("--model.width=8", "--model.levels=4", "--data.workers=0", "--data.cache=true", "--page.worst=4")
 COMMON += ("--overwrite", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
 SCORES = {
-    "val/accuracy": "accuracy of all pixels",
+    "val/boundary_f1_1": "boundary F1 (1 px)",
+    "val/boundary_iou": "boundary IoU",
     "val/miou": "mean IoU",
     "val/iou/wire": "IoU of wires",
-    "val/boundary_iou": "boundary IoU",
-    "val/boundary_f1_1": "boundary F1 (1 px)",
     "val/edge_accuracy": "accuracy at edges",
+    "val/accuracy": "accuracy of all pixels",
 }
 SPECKLES = "stray wire pixels"
 ABOUT = f"""
@@ -251,17 +251,16 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     is_edge = loss_maps(logits, torch.from_numpy(truth)[None], ignore_index=-1).edge_mask[0].numpy()
     windows = choose_windows(np.where(is_edge, truth, -1), *predictions)
 
-    figure = Figure(figsize=(12.5, 3.5 + 2.7 * len(windows)), layout="constrained")
+    figure = Figure(figsize=(12.5, 3.7 + 3.1 * len(windows)), layout="constrained")
     before, after = RUNS
-    title = f"Validation image {name} under the same network, trained with {before} and with {after}"
-    figure.suptitle(f"{title}\n", x=0.005, ha="left", weight="bold")
-    grid = figure.subplots(1 + len(windows), len(pictures), squeeze=False)
     first, second = (round(100 * (one["boundary_f1_1px"] or 0.0), 1) for one in scores)
     gain = round(second - first, 1)
+    title = f"The same network, trained with {before} and with {after}: boundary F1 {first:.1f}% → {second:.1f}%"
+    figure.suptitle(f"{title} in the median image\n", x=0.005, ha="left", weight="bold")
+    grid = figure.subplots(1 + len(windows), len(pictures), squeeze=False)
     abouts = f"boundary F1: {first:.1f}%", f"boundary F1: {second:.1f}%", f"{gain:+} points"
-    _draw_row(grid[0], "the whole image", pictures, abouts, gain)
-    for axes, heading in zip(grid[0], pictures, strict=True):
-        axes.set_title(heading, loc="left", pad=6)
+    _draw_row(grid[0], f"image {name}", pictures, abouts, gain)
+    for axes in grid[0]:
         for letter, window in windows.items():
             _mark(axes, letter, *window.place)
     rows = {"A": "A: where most is gained", "B": "B: where most is lost"}
@@ -297,11 +296,15 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
 def _draw_row(
     row: Sequence[Axes], name: str, pictures: Mapping[str, Any], abouts: tuple[str, str, str], gain: float
 ) -> None:
-    """Draw pictures next to each other, with a line about both networks and their difference below the last ones."""
-    row[0].set_ylabel(name)
-    for axes, picture in zip(row, pictures.values(), strict=True):
+    """Draw pictures next to each other, with a line about both networks and their difference below the last ones.
+
+    The first one has the name of the row above it, the others have their own.
+    """
+    for axes, (heading, picture) in zip(row, pictures.items(), strict=True):
         axes.imshow(picture, interpolation="nearest")
         axes.set(xticks=[], yticks=[])
+        axes.set_title(heading, loc="left", size=11, pad=6)
+    row[0].set_title(name, loc="left", size=11, pad=6, weight="bold")
     *networks, change = abouts
     for axes, about in zip(row[2:], (*networks, f"{verdict(gain)}: {change}"), strict=True):
         axes.set_xlabel(about, loc="left")

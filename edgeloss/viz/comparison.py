@@ -321,8 +321,8 @@ def _all_changes(items: Sequence[Item], runs: Sequence[str], examples: Mapping[s
             "kind": "bars",
             "title": f"Change in {name} of each image",
             "about": (
-                f"Each bar is an image: up if its {name} is higher under {runs[1]} than under {runs[0]}, down if it is"
-                " lower. The bars in full color are the examples below."
+                f"Each bar is an image: up where {runs[1]} is better than {runs[0]}, down where it is worse. The bars"
+                " in full color are the examples below."
             ),
             "unit": "points",
             "values": [100 * changes[at] for at in falling],

@@ -174,7 +174,7 @@ def _plain_mean(arrays: Arrays) -> dict[str, str]:
     values = arrays.maps["edge"][arrays.maps["edge_mask"]]
     values = values[np.isfinite(values)]
     loss, mean = (shown_number(value) for value in (arrays.figures["edge"], values.mean() if values.size else math.nan))
-    about = f"it weights the classes: the plain mean of the edge map is {mean}"
+    about = f"without class weights it is {mean}, the mean of the edge map"
     return {FIGURES["edge"].name: about} if values.size and loss != mean else {}
 
 

@@ -91,6 +91,8 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert [name for name, _ in bars["ends"]] == ["highest: c", "median: a", "lowest: b"]
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
+    gains = [100 * (after["boundary_f1_1px"] - before["boundary_f1_1px"]) for before, after in figures.values()]
+    np.testing.assert_allclose(bars["values"], sorted(gains, reverse=True))  # in points
     before, after = figures["c"]
     assert before["boundary_f1_1px"] < after["boundary_f1_1px"] == 1.0
     assert [item["name"] for item in gallery_items(output)] == ["a", "b", "c"]
@@ -283,6 +285,10 @@ def test_pictures_are_side_by_side_and_lead_through_the_images(
     assert page.execute_script("return findAll('.figures figure').every((one) => one.offsetParent)")
     fits = "return findAll('.tables .scroll').every((one) => one.scrollWidth <= one.clientWidth)"
     assert page.execute_script(fits)  # all columns are seen, without a bar to scroll by a few pixels
+    ticks = page.execute_script("return findAll('.bars :is(.unit, .tick)').map((one) => one.textContent)")
+    assert ticks[0] == "points"
+    assert "0" in ticks
+    assert all(re.fullmatch(r"0|[+−][\d.]+", one) for one in ticks[1:])
     shown = "return [find('#large h2').firstChild.textContent, find('.tabs [aria-pressed=true]').textContent]"
     page.execute_script("findAll('.figures .enlarge')[3].click()")
     assert page.execute_script(shown) == ["c", "better"]

@@ -133,6 +133,7 @@ NAMES = [
     "javascript:alert(1)",
     "x\ny",
     "日本",
+    "{{x}}",
 ]
 
 
@@ -151,7 +152,11 @@ def test_names_with_markup_are_text(run: Run, folders: Path, browse: Callable[[P
     page = browse(output / "index.html")
     shown = page.execute_script("return findAll('.gallery strong').map((one) => one.textContent)")
     assert set(shown) == {"a", "b", "c", *(name.replace("\n", "\\n") for name in NAMES)}
-    assert page.execute_script("return document.images.length") == 3 * (3 + len(NAMES))  # one of two over a photograph
+    assert page.execute_script("return document.images.length") == 5 * (3 + len(NAMES))  # one of four over a photograph
+    visible = "return findAll('.gallery > li').filter((one) => one.offsetParent).length"
+    assert page.execute_script(visible) == 8  # the first few
+    assert page.execute_script("find('#more').click(); return find('#more').textContent") == "The first 8 images only"
+    assert page.execute_script(visible) == 3 + len(NAMES) == 13
     assert page.execute_script("return findAll('[onerror]').length") == 0
 
 

@@ -35,7 +35,9 @@ const showLarge = () => {
 const showPicture = (at) => {
   current = at;
   showLarge();
-  find('.tabs [aria-pressed="true"]', large).focus({ preventScroll: false });
+  const tab = find('.tabs [aria-pressed="true"]', large);
+  tab.focus();
+  tab.scrollIntoView({ block: "nearest", inline: "center" }); // a long name is seen whole
 };
 
 // The next image in the order of the page, with the same picture.

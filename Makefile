@@ -67,10 +67,10 @@ demo: setup  ## train a network with cross-entropy and with EdgeAwareLoss, and c
 # A worker takes a whole file of tests at a time, so that its fixtures run once; tests/conftest.py has their order.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
+test: setup  ## run all tests but slow ones and those of benchmarks and pages in a browser; CI=true make test runs all
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
 	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
-	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
+	@echo "==> running all tests$(if $(filter true,$(CI)),, but those of CI)"
 	@$(PYTEST)
 	@$(MAKE) --no-print-directory test-triton
 

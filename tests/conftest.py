@@ -37,13 +37,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip slow tests and those in a browser except in CI; begin with the folders that take longest."""
+    """Skip what only CI runs: slow tests, and those of benchmarks and in a browser. Begin with what takes longest."""
     longest = ("trainer", "loss", "viz", "cli")
     items.sort(key=lambda item: next((i for i, name in enumerate(longest) if name in item.path.parts), len(longest)))
     if os.environ.get("CI") != "true":
         for item in items:
-            if "slow" in item.keywords or "driver" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.skip(reason="slow: runs with CI=true"))
+            in_browser = "driver" in getattr(item, "fixturenames", ())
+            if "slow" in item.keywords or in_browser or item.path.parent.name == "benchmarks":
+                item.add_marker(pytest.mark.skip(reason="runs with CI=true: slow, in a browser, or of a benchmark"))
 
 
 @pytest.fixture(autouse=True)

@@ -288,6 +288,7 @@ def test_the_label_to_ignore_has_64_bits(run: Run, command: str, label: int) -> 
     assert f"--ignore-index: expected a 64-bit int, but got {label}; see edgeloss {command}" in ran.err
 
 
+@pytest.mark.slow
 def test_names_of_any_bytes_are_read_and_printed(run: Run, folders: Path) -> None:
     for kind, suffix in {"masks": "png", "preds": "pt"}.items():
         (folders / kind / f"a.{suffix}").rename(folders / kind / f"\udcff\n.{suffix}")

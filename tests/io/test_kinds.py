@@ -367,6 +367,7 @@ def test_an_archive_that_promises_more_than_it_has_is_damaged(tmp_path: Path) ->
         io.read_prediction(tmp_path / "p.npz")
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_one_error(tmp_path: Path) -> None:
     """A pickle of a list in a list in a list ..., which runs nothing."""
     with zipfile.ZipFile(tmp_path / "p.pt", "w") as archive:
@@ -376,6 +377,7 @@ def test_deep_nesting_is_one_error(tmp_path: Path) -> None:
         io.read_prediction(tmp_path / "p.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
 def test_a_view_of_gigabytes_is_refused_within_a_limit_of_memory(tmp_path: Path) -> None:
     torch.save(torch.zeros(1).expand(3, 20000, 20000), tmp_path / "p.pt")

@@ -12,6 +12,7 @@ import pytest
 from house import RANK, ROOT, arrows, graph, imports_of
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert len([*TopologicalSorter(graph()).static_order()]) > 100  # a CycleError names the modules of a circle
 

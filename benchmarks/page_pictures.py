@@ -4,7 +4,7 @@
     make demo && python benchmarks/page_pictures.py
 
 Pages are opened in a headless Chromium, once in a wide window and once in that of a phone. The panels of a validation
-image and the figure of a diagnosis are drawn by the command.
+image and the figure of a diagnosis are drawn by the command. The table of scores in docs/command.md is written too.
 """
 
 from __future__ import annotations
@@ -119,11 +119,28 @@ def draw_figures(demo: Path, folder: Path) -> dict[str, bytes]:
     return {path.stem: path.read_bytes() for path in (*panels, figure)}
 
 
+def with_scores(demo: Path, text: str) -> str:
+    """Return docs/command.md with the scores of the network that was trained with the loss.
+
+    Raises:
+        ValueError: if the page has no such table.
+    """
+    data, predictions = demo / "data", demo / "EdgeAwareLoss" / "probabilities"
+    words = ["metrics", "--pred", predictions, "--mask", data / "val" / "masks", "--classes", data / "classes.txt"]
+    command = [sys.executable, "-m", "edgeloss", *map(str, words)]
+    table = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    text, count = re.subn(r"(?<=```\n)\d+ images; scores .*?(?=\n```)", lambda _: table, text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"docs/command.md: expected one table of scores, but got {count}")
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write all pictures."""
+    """Write all pictures, and the scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, default=ROOT / "runs" / "demo", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images", help="default: %(default)s")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "command.md", help="default: %(default)s")
     options = parser.parse_args(arguments)
     demo = options.demo.resolve()
     with TemporaryDirectory() as folder, start_browser() as driver:
@@ -133,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for ending, (width, dots) in WINDOWS.items():
                 save_png(take(driver, demo, shot, width, dots), options.output / f"{name}{ending}.png")
                 print(f"wrote {options.output / name}{ending}.png", flush=True)
+    options.page.write_text(with_scores(demo, options.page.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

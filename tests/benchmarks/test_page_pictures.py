@@ -61,7 +61,9 @@ def test_pictures_are_taken_of_pages_of_this_version(
 ) -> None:
     monkeypatch.setattr(page_pictures, "start_browser", lambda: contextlib.nullcontext(driver))
     small_demo(tmp_path / "demo")
-    words = ["--demo", str(tmp_path / "demo"), "--output", str(tmp_path / "images")]
+    text = tmp_path / "command.md"
+    text.write_text("```\n24 images; scores in %\n\nshape 1.5\n```\nmore\n", "utf-8")
+    words = ["--demo", str(tmp_path / "demo"), "--output", str(tmp_path / "images"), "--page", str(text)]
     try:
         page_pictures.main(words)
         assert {path.name for path in (tmp_path / "images").iterdir()} == NAMES
@@ -70,6 +72,8 @@ def test_pictures_are_taken_of_pages_of_this_version(
             with Image.open(path) as wide, Image.open(path.with_stem(f"{name}-narrow")) as narrow:
                 assert wide.width > 1300
                 assert 700 < narrow.width <= 800  # two dots per pixel
+        first, *_, last = text.read_text("utf-8").splitlines()[1:-2]
+        assert (first, last.split()[0]) == ("7 images; scores in %, 100 is best", "mean")
         page = tmp_path / "demo" / "comparison.html"
         page.write_text(page.read_text("utf-8").replace("edgeloss 0.", "edgeloss 9."), encoding="utf-8")
         with pytest.raises(ValueError, match=r"expected a page of edgeloss .*, but got 'edgeloss 9"):

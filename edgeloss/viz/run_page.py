@@ -237,10 +237,15 @@ def write_run_page(
 
 
 def _about(history: Sequence[Row]) -> str:
-    """Return how long the run was."""
+    """Return how long the run was.
+
+    Example:
+        >>> _about([{"epoch": 1, "seconds": 20.0}, {"epoch": 2, "seconds": 14.2}])
+        '2 epochs · 34 s of training'
+    """
     minutes, seconds = divmod(round(sum(row.get("seconds") or 0.0 for row in history)), 60)
     hours, minutes = divmod(minutes, 60)
-    time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
     parts = [f"{history[-1]['epoch']} epochs", f"{time} of training"]
     timed = [(row["seconds"], row["images_per_second"]) for row in history if row.get("images_per_second")]
     if timed:

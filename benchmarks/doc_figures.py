@@ -244,27 +244,35 @@ def gpu_table() -> list[str]:
     return table(f"{heads} | kernels: | to enqueue:", cells)
 
 
+def hosts() -> dict[str, dict[str, Row]]:
+    """Return what Python takes to enqueue a step, by the instructions of the processor, AVX2 first, and by version."""
+    by_machine: dict[str, dict[str, Row]] = {}
+    for row in sorted(read_rows(RESULTS / "host.jsonl"), key=lambda row: row["machine"]["instructions"]):
+        by_machine.setdefault(row["machine"]["instructions"], {})[row["version"]] = row
+    return by_machine
+
+
 def host_table() -> list[str]:
     """Return what Python takes to enqueue a step by a driver that launches nothing."""
-    rows = read_rows(RESULTS / "host.jsonl")
-    cells = [
-        f"{row['version']} | {name} | {row[key]['microseconds']:.0f} | {row[key]['launches']}"
-        for row in rows
-        for name, key in (("default", NAMES[1]), ("`region_weight=0`", NAMES[2]))
-    ]
-    plain = rows[-1][NAMES[0]]["microseconds"]
-    cells.append(f" | cross-entropy of a pixel, on the CPU | {plain:.0f} | ")
-    return table("version | loss | microseconds: | launches:", cells)
+    cells, machines = [], hosts().values()
+    for name, key in (("default", NAMES[1]), ("`region_weight=0`", NAMES[2])):
+        for version in next(iter(machines)):
+            launches = {str(rows[version][key]["launches"]) for rows in machines}
+            times = [f"{rows[version][key]['microseconds']:.0f}" for rows in machines]
+            cells.append(f"{version} | {name} | {' | '.join(times)} | {', '.join(sorted(launches))}")
+    plain = [f"{[*rows.values()][-1][NAMES[0]]['microseconds']:.0f}" for rows in machines]
+    cells.append(f" | cross-entropy of a pixel, on the CPU | {' | '.join(plain)} | ")
+    return table(f"version | loss | {''.join(f'{name}: | ' for name in hosts())}launches:", cells)
 
 
 def host_sentences() -> list[str]:
-    """Return the machine, and which part of the time is left."""
-    first, last = read_rows(RESULTS / "host.jsonl")
-    machine, part = last["machine"], last[NAMES[1]]["microseconds"] / first[NAMES[1]]["microseconds"]
-    return [
-        f"{machine['processor']}, torch {machine['torch']}, Triton {machine['triton']}",
-        f"{part:.2f} of what version {first['version']} takes",
-    ]
+    """Return the machines, and which part of the time is left on each."""
+    parts, machines = [], []
+    for instructions, (first, *_, last) in ((name, [*rows.values()]) for name, rows in hosts().items()):
+        machine = last["machine"]
+        parts.append(f"{last[NAMES[1]]['microseconds'] / first[NAMES[1]]['microseconds']:.2f} with {instructions}")
+        machines.append(f"{machine['processor']}, torch {machine['torch']}, Triton {machine['triton']}")
+    return [f"{' and '.join(parts)} of what version {first['version']} takes", *dict.fromkeys(machines)]
 
 
 # -------------------------------------------------------------------------------------------------------------- quality

@@ -119,7 +119,7 @@ def measure(stub: Path) -> dict[str, dict[str, float]]:
 
 def main() -> int:
     """Measure checkouts in turns and print a table."""
-    from measure import processor
+    from measure import INSTRUCTIONS, processor
     from result_table import add_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,7 +141,8 @@ def main() -> int:
     import torch
     import triton
 
-    machine = {"processor": processor(), "torch": torch.__version__, "triton": triton.__version__}
+    machine = {"processor": processor(), "instructions": INSTRUCTIONS}
+    machine |= {"torch": torch.__version__, "triton": triton.__version__}
     print(", ".join(machine.values()))
     for name, rounds in found.items():
         row = {
@@ -153,7 +154,8 @@ def main() -> int:
         }
         print(name, json.dumps(row))
         if given.output:
-            add_rows(given.output, [{"version": name, **row, "machine": machine}], lambda row: row["version"])
+            new = {"version": name, **row, "machine": machine}
+            add_rows(given.output, [new], lambda row: (row["version"], row["machine"]["instructions"]))
     return 0
 
 

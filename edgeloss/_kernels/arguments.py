@@ -63,9 +63,8 @@ class Arguments(NamedTuple):
 
     @property
     def options(self) -> KernelOptions:
-        """Those without a tensor, which can be a key."""
-        options = KernelOptions._make(self[-len(KernelOptions._fields) :])
-        return options._replace(radius=tuple(options.radius), spacing=tuple(options.spacing))
+        """Those without a tensor."""
+        return KernelOptions._make(self[-len(KernelOptions._fields) :])
 
 
 class Outputs(NamedTuple):

@@ -78,7 +78,7 @@ class _Call:
             inputs.is_balanced and (normalizer is None or len(normalizer) > 2),
             options.reduction == "mean",
             result_dtype(inputs.logits) == torch.float64,
-            *(getattr(options, name) for name in AFTER_SUMS),
+            *[getattr(options, name) for name in AFTER_SUMS],
             of_gpus=self._of_gpus,
             has_derivative=is_compiling,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, get_type_hints
 
 import torch
@@ -43,30 +44,24 @@ _FEW_CLASSES = 8  # as kFewClasses of csrc/cpu/saved_state.h
 _ALIGNED = 64  # as kAligned of State there
 
 
-def _forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    from edgeloss._kernels.triton import call
+@cache
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Return what is behind the operators of GPUs, by their names."""
+    from edgeloss._kernels.triton import call, sums
 
-    return call.forward(*args)
-
-
-def _backward(*args: Any) -> Tensor:  # noqa: ANN401
-    from edgeloss._kernels.triton import call
-
-    return call.backward(*args)
+    return {"edge_loss": call.forward, "edge_loss_backward": call.backward, "reduce": sums.reduce}
 
 
-def _reduce(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    from edgeloss._kernels.triton import sums
+def _call(name: str, *args: Any) -> Any:  # noqa: ANN401
+    hashable = (tuple(value) if isinstance(value, list) else value for value in args)
+    return _functions()[name](*hashable)
 
-    return sums.reduce(*args)
 
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"edge_loss": _forward, "edge_loss_backward": _backward, "reduce": _reduce}
 _LIBRARY: Any = torch.library.Library(TRITON, "DEF")  # type: ignore[no-untyped-call]
-for _name, _function in _FUNCTIONS.items():
-    _LIBRARY.define(_name + _SCHEMAS[_name])
+for _name, _schema in _SCHEMAS.items():
+    _LIBRARY.define(_name + _schema)
     for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
-        _LIBRARY.impl(_name, _function, _device)
+        _LIBRARY.impl(_name, partial(_call, _name), _device)
 of_triton = getattr(torch.ops, TRITON)
 of_library = torch.ops.edgeloss
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
@@ -82,7 +77,7 @@ def run(name: str, tensors: Sequence[Any], *numbers: Any, of_gpus: bool, has_der
     if has_derivative:
         return operator(*tensors, *numbers)
     with torch._C._AutoDispatchBelowAutograd():
-        return (_FUNCTIONS[name] if of_gpus and not _is_seen(tensors) else operator)(*tensors, *numbers)
+        return (_functions()[name] if of_gpus and not _is_seen(tensors) else operator)(*tensors, *numbers)
 
 
 def _is_seen(tensors: Sequence[Any]) -> bool:

@@ -33,7 +33,7 @@ def integers_of(values: tuple[Any, ...]) -> set[int]:
 
 def run_and_compare(describe: Any, given: Any, *numbers: Any) -> list[torch.Tensor]:
     """Return what a call does; of a repeated one, compare the launches with those of a first one."""
-    known = plans.recorded(describe, *numbers, *map(plans.kind_of, given))
+    known = plans.recorded(describe, given[0].get_device(), *numbers, *map(plans.kind_of, given))
     times["again" if known else "first"] += 1
     results = run(describe, given, *numbers)
     new = plans.Plan(given := [t if t is None else t.detach() for t in given])

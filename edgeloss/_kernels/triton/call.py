@@ -174,8 +174,7 @@ def backward(grad: Tensor | None, slopes: Tensor, edge_pixel_weight: None, logit
     """Return the gradient of the logits; the arguments are those of the operator."""
     if edge_pixel_weight is not None:
         raise ValueError("edge_pixel_weight: expected None, but got a tensor; pass backend='reference'")
-    options = KernelOptions(*others[-len(KernelOptions._fields) :])
-    options = options._replace(radius=tuple(options.radius), spacing=tuple(options.spacing))
+    options = KernelOptions._make(others[-len(KernelOptions._fields) :])
     return plans.run(_backward, (logits, grad, slopes, *others[: -len(options)]), options)[0]
 
 

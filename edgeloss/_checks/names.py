@@ -30,7 +30,8 @@ def no_such_path(path: Path) -> str:
     except (OSError, StopIteration):  # a folder may be entered, but not listed
         return text
     names, (missing, *rest) = sorted(entry.name for entry in entries), path.relative_to(folder).parts
-    for nearest in difflib.get_close_matches(missing, names):
+    same_number = [name for name in names if missing[:1].isdigit() and name.lstrip("0") == missing.lstrip("0")]
+    for nearest in [*same_number, *difflib.get_close_matches(missing, names)]:
         if (meant := folder.joinpath(nearest, *rest)).exists():
             return f"{text}; did you mean {meant}?"
     where = folder if folder.name else folder.absolute()

@@ -89,8 +89,9 @@ def _check_output(options: Namespace, sources: list[Path]) -> None:
         fail(f"{output}: expected a path in a folder that can be written to, but got one in {parent}")
     suffix = output.suffix.lower()
     if suffixes and not fills_folder and suffix not in suffixes:
-        known = ", ".join(filter(None, suffixes))
-        fail(f"{output}: expected an output in one of {known}, but got {suffix or 'no suffix'}; choose another {flag}")
+        first, *others = filter(None, suffixes)
+        known = f"one of {', '.join([first, *others])}" if others else first
+        fail(f"{output}: expected an output in {known}, but got {suffix or 'no suffix'}; choose another {flag}")
     if fills_folder and suffix in (*READ_SUFFIXES, *(suffixes or ())):
         form = " --format html" if suffix == ".html" else ""
         fail(f"{output}: expected a folder, but got a name that ends in {suffix}; pass {flag} {output.stem}{form}")

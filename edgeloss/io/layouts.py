@@ -125,15 +125,25 @@ def find_split(layout: str, root: str | Path, split: str, *, classes: str | Path
     about, root, names = LAYOUTS[layout], Path(root), CLASS_NAMES.get(layout)
     if classes is not None and names:
         raise InputError(f"classes: expected none for the layout {layout}, which has its own, but got {classes}")
-    root = root / about.within if about.within and (root / about.within).is_dir() else root
-    part = {"split": split, "aug": "Aug" if split in ("trainaug", "train_aug") else ""}
-    images, masks, listed = (root / path.format(**part) for path in (about.images, about.masks, about.names))
+    images, masks, listed = _places(about, root, split)
+    if not (images.is_dir() and masks.is_dir()):
+        for name, other in LAYOUTS.items():
+            if other.masks and all(place.exists() for place in _places(other, root, split)):
+                missing = masks if images.is_dir() else images
+                raise InputError(f"{missing}: no such folder; {root} has the folders of the layout {name}")
     chosen = _read_names(listed) if about.names else None
     pairs = pair_folders(images, masks, chosen, about.ends) if about.masks else find_volumes(images)
     if names:
         return Split(pairs, list(names), labels=REMAPS.get(layout), ends=about.ends)
     own, void = read_classes(root / "classes.txt" if classes is None else classes)
     return Split(pairs, own, VOID_INDEX if void is None else void)
+
+
+def _places(layout: Layout, root: Path, split: str) -> list[Path]:
+    """Return the folders of images and masks, and the list of names; for what a layout has not, the root."""
+    root = root / layout.within if layout.within and (root / layout.within).is_dir() else root
+    part = {"split": split, "aug": "Aug" if split in ("trainaug", "train_aug") else ""}
+    return [root / path.format(**part) for path in (layout.images, layout.masks, layout.names)]
 
 
 def find_volumes(folder: Path) -> list[Pair]:

@@ -216,7 +216,7 @@ SOME = {
         ("--width 1", "--width: expected a number from 1.7 to 100, but got 1; see edgeloss view --help"),
     ],
     "compare": [
-        ("-o out.png", "out.png: expected an output in one of .html, but got .png"),
+        ("-o out.png", "out.png: expected an output in .html, but got .png"),
         ("--names a a", "--names: expected two different names, but got a twice"),
     ],
     "metrics": [

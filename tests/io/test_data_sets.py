@@ -129,6 +129,13 @@ def test_errors_name_the_file_and_what_was_expected(
         find_split(layout, tmp_path, split)
 
 
+@pytest.mark.parametrize(("layout", "stored", "split"), [("camvid", "folder", "train"), ("folder", "camvid", "train")])
+def test_the_layout_that_a_folder_has_is_named(layout: str, stored: str, split: str, tmp_path: Path) -> None:
+    write_tree(stored, tmp_path)
+    with pytest.raises(InputError, match=f": no such folder; {tmp_path} has the folders of the layout {stored}$"):
+        find_split(layout, tmp_path, split)
+
+
 def test_bad_arguments_and_an_empty_list(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"layout: expected one of {', '.join(LAYOUTS)}, but got 'coco'"):
         find_split("coco", tmp_path, "train")

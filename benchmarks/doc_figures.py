@@ -741,9 +741,13 @@ def failures(limit: float) -> tuple[int, dict[str, int]]:
 def lesions_sentences(*limits: float) -> list[str]:
     """Return how many failed in words, by the limit of the benchmark and by others."""
     trainings, failed = failures(tiny_networks.FAILED)
-    counts = ", ".join(f"{failed[loss]} with {name}" for loss, name in LESIONS.items())
+    counts = ", ".join(f"{name} in {failed[loss]}" for loss, name in LESIONS.items() if loss != BASELINE)
     others = (f"below {limit:g} it is {', '.join(map(str, failures(limit)[1].values()))}" for limit in limits)
-    return [f"of {trainings} trainings each, {counts}", *others]
+    return [
+        f"failed (Dice below {tiny_networks.FAILED:g}) in {failed[BASELINE]} of {trainings} trainings",
+        counts,
+        *others,
+    ]
 
 
 LESIONS = {

@@ -126,6 +126,25 @@ def test_ours_against_both_others_as_the_schedule_goes(results: dict[str, dict[s
     assert "cross-entropy" not in "".join(doc_figures.epochs_table())  # only the end is known
 
 
+def test_ours_against_a_rival_by_seed(results: dict[str, dict[str, list[Row]]]) -> None:
+    assert doc_figures.seeds_table("long") == ["| not trained yet |", "|---|"]
+    ours, rival = seeds_of("module", 0.60, 0.62, 0.9), seeds_of("dice", 0.50, 0.64, **CONTROL_WITH_DICE)
+    results["long"] = {"camvid": [*seeds_of("ce", 0.4, 0.4, 0.4), *ours, *rival]}
+    del ours[0]["metrics"]["f1_any_1"]
+    assert doc_figures.seeds_table("long") == [
+        "| seed | F1 | F1, all | B-IoU | mIoU |",
+        "|--:|--:|--:|--:|--:|",
+        "| 0 | +10.0 | – | +10.0 | +10.0 |",
+        "| 1 | -2.0 | -2.0 | -2.0 | -2.0 |",
+    ]
+
+
+def test_the_table_of_sets_names_fewer_seeds(results: dict[str, dict[str, list[Row]]]) -> None:
+    ours, plain = seeds_of("module", 0.6, 0.7, 0.6), seeds_of("ce", 0.4, 0.5, 0.5)
+    results["default"] = {"camvid": [*plain, *ours, *seeds_of("dice", 0.5, 0.6)]}
+    assert doc_figures.sets_table()[2].startswith("| CamVid, streets, 11 classes, 2 seeds |")
+
+
 def test_a_table_without_rows_says_so(results: dict[str, dict[str, list[Row]]]) -> None:
     assert doc_figures.trained_table("converged") == ["| not trained yet |", "|---|"]
     results["converged"] = {"camvid": [*seeds_of("ce", 0.4), *seeds_of("module", 0.5)]}

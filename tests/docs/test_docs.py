@@ -29,7 +29,10 @@ SOURCE = re.compile(r'\bsrc(?:set)?="([^"]+)"')  # of a <picture>
 # gradcheck warns about float32, and the document shows that it fails there.
 @pytest.mark.filterwarnings("ignore:Input #0 requires gradient and is not a double precision:UserWarning")
 @pytest.mark.parametrize("examples", SECTIONS.values(), ids=SECTIONS)
-def test_examples(examples: str, request: pytest.FixtureRequest) -> None:
+def test_examples(
+    examples: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     run_examples(examples, request.node.callspec.id)
 
 

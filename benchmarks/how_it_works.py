@@ -205,7 +205,8 @@ def draw_regions(axes: Sequence[Axes], labels: Tensor) -> Scale:
         show_map(shown, values.masked_fill(ignored, torch.nan)[PART], title, top)
         shown.add_patch(Rectangle((21.5 - PART[1].start, 5.5 - PART[0].start), 3, 3, fill=False, edgecolor="white"))
     write(axes[0], "a region", (11.6, 4.3))
-    write(axes[1], "missing part", (12.5, 9.5))
+    x, y = GAP
+    write(axes[1], "missing part", (5.5, 12.5), (x - PART[1].start, y - PART[0].start))
     return Scale("share of wire", top)
 
 

@@ -91,7 +91,7 @@ def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
     for axes in panels:
         axes.set(xlim=(min(ends) - margin, max(ends) + margin), ylim=(len(names) - 0.5, -0.5))
     handles = [
-        Line2D([], [], color=color, marker=marker, markersize=8, markerfacecolor=inside)
+        Line2D([], [], color=color, marker=marker, markersize=6, markerfacecolor=inside)
         for (color, marker), inside in ((LOOKS["edgeloss"], LOOKS["edgeloss"][0]), (RIVAL, "white"))
     ]
     entries = ["edgeloss", f"{rivals[0]}, the best rival" if one else "the best rival, named at the left"]

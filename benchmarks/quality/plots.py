@@ -86,7 +86,7 @@ def draw_panels(
 def draw_ahead(axes: Axes, rows: Iterable[Sequence[Summary]], name: str, looks: Mapping[str, Look]) -> list[float]:
     """Draw how far losses are ahead of the baseline in a score, and return the ends of what is drawn.
 
-    A large mark is the mean over the seeds, filled if the loss is edgeloss, a small dot one seed, a line their range.
+    A mark is the mean over the seeds, filled if the loss is edgeloss, a tick one seed, a line their range.
     Each row has a height of 1.
     """
     ends = [0.0]
@@ -97,9 +97,9 @@ def draw_ahead(axes: Axes, rows: Iterable[Sequence[Summary]], name: str, looks: 
             (color, marker), ahead = looks[loss["loss"]], loss["differences"][name]
             y = row + APART * (at - (len(losses) - 1) / 2)
             points = sorted(100 * value for value in ahead["values"])
-            axes.plot(points, [y] * len(points), ".-", color=color, linewidth=1.5, markersize=5)
+            axes.plot(points, [y] * len(points), "|-", color=color, linewidth=1.5, markersize=9)
             inside, edge = (color, "white") if loss["loss"].startswith(OURS) else ("white", color)
-            mark = {"markersize": 7.5, "markerfacecolor": inside, "markeredgecolor": edge, "markeredgewidth": 1.2}
+            mark = {"markersize": 6, "markerfacecolor": inside, "markeredgecolor": edge, "markeredgewidth": 1.2}
             axes.plot(100 * ahead["mean"], y, marker, **mark)
             ends += [points[0], points[-1]]
         if row:
@@ -133,7 +133,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
     """Draw a metric, the loss or the edge weight over the epochs for several data sets.
 
     A line is the mean over the seeds, at the epochs that all of them have; the baseline and edgeloss also show their
-    range.
+    range. Two epochs are points, apart from those of the other losses: a line would show a course that nobody measured.
     """
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
@@ -142,20 +142,29 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
 
     def draw(panels: Sequence[Axes], looks: Mapping[str, Look]) -> None:
         for axes, of_data in zip(panels, groups.values(), strict=True):
-            for loss, results in of_data.items():
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            for at, (loss, results) in enumerate(of_data.items()):
                 at_epoch: dict[int, list[float]] = defaultdict(list)  # of the seeds
                 for curve in (row["curve"] for row in results):
                     for epoch, value in zip(curve["epoch"], curve[name], strict=True):
                         at_epoch[epoch].append(value * scale_of(name))
                 of_all = {epoch: values for epoch, values in at_epoch.items() if len(values) == len(results)}
                 epochs, values = zip(*sorted(of_all.items()), strict=True)
-                (color, _), ours = looks[loss], loss.startswith(OURS)
-                axes.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1.5)
-                if ours or loss == BASELINE:
-                    low, high = [*map(min, values)], [*map(max, values)]
-                    axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+                (color, marker), ours = looks[loss], loss.startswith(OURS)
+                means, low, high = ([*map(of, values)] for of in (statistics.fmean, min, max))
+                has_range = ours or loss == BASELINE
+                if len(epochs) > 2:
+                    axes.plot(epochs, means, color=color, linewidth=2 if ours else 1.5)
+                    if has_range:
+                        axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+                    continue
+                apart = (at - (len(of_data) - 1) / 2) * epochs[-1] / 40
+                places = [epoch + apart for epoch in epochs]
+                axes.plot(places, means, marker, color=color, markersize=5)
+                if has_range:
+                    axes.vlines(places, low, high, color=color, linewidth=1.5)
+                axes.set(xticks=epochs, xlim=(0, 1.25 * epochs[-1]))
             axes.set_xlabel("epoch", size=9)
-            axes.xaxis.get_major_locator().set_params(integer=True)
             if axes.get_subplotspec().is_first_col():
                 axes.set_ylabel(unit, size=9)
 
@@ -165,7 +174,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
 def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw precision against recall of borders, a line over the offsets for each loss, with one panel per group.
 
-    A point is the mean over the seeds; the large marker is at t = 0.
+    A point is the mean over the seeds; the large marker is at t = 0. Signs at the ends are those of t.
     """
     losses = (loss for rows in groups.values() for loss in by_loss(rows))
 
@@ -176,6 +185,11 @@ def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
                 (color, marker), zero = looks[loss], own[0]["offsets"].index(0)
                 axes.plot(recall, precision, ".-", color=color, linewidth=1)
                 axes.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
+                for end, sign in ((0, "−"), (-1, "+")):
+                    place = (recall[end], precision[end])
+                    axes.annotate(
+                        sign, place, (-4, -4), textcoords="offset points", color=color, size=13, ha="right", va="center"
+                    )
             axes.set_xlabel("recall of borders at 1 px, %", size=9)
             if axes.get_subplotspec().is_first_col():
                 axes.set_ylabel("precision of borders at 1 px, %", size=9)

@@ -35,7 +35,7 @@ def test_pages_work_as_files(driver: Any, tmp_path: Path) -> None:
         "const code = document.querySelector('.gp').closest('code'); code.setAttribute('data-md-copying', '');"
         "const text = code.innerText; code.removeAttribute('data-md-copying'); return text"
     )
-    assert driver.execute_script(copied).startswith("from copy import deepcopy\nimport torch\n")  # what the button copies has no prompts
+    assert driver.execute_script(copied).startswith("from copy import deepcopy\n")  # the button copies no prompts
     unsized = "return [...document.images].filter((image) => !image.getAttribute('width')).map(({ src }) => src)"
     assert driver.execute_script(unsized) == []
     assert "<code>examples/train_minimal.py</code>" in (tmp_path / "site" / "training.html").read_text()  # no link

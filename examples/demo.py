@@ -337,15 +337,15 @@ def write_pages(output: Path) -> None:
         print(f"    predictions of {name}", flush=True)
         given = "--checkpoint", output / name / "last.ckpt", "--images", images, "-o", output / name, "--device", "cpu"
         run_python("examples/predict.py", *given, "--probabilities", "--overwrite")
-    print("    the page that compares them", flush=True)
+    print("    the pages of all images", flush=True)
+    given = "--image", images, "--mask", masks, *classes, "--format", "html", "-o", (output / INDEX).parent
+    run_python("-m", "edgeloss", "view", "--pred", predictions[1], *given)
+    print("    the page that compares both networks, which links to them", flush=True)
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
     scores = json.loads(run_python("-m", "edgeloss", "compare", *predictions, *given))["images"]
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
     (shown,) = choose_examples(gains)["median"]
-    print("    the pages of all images", flush=True)
-    given = "--image", images, "--mask", masks, *classes, "--format", "html", "-o", (output / INDEX).parent
-    run_python("-m", "edgeloss", "view", "--pred", predictions[1], *given)
     print("    the page and the picture of the median image", flush=True)
     given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
     run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{shown}.npy", *given)

@@ -28,6 +28,7 @@ from edgeloss.viz.pictures import side_for
 from edgeloss.viz.report import describe_loss, draw_report
 from edgeloss.viz.scores import shown_figures
 
+_INDEX = "All images"  # the text of a link to the index of pages
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 
 
@@ -142,7 +143,7 @@ def _links(pages: Sequence[Path], page: Path, index: Path | None) -> dict[str, s
     """Return the links of a page to the index and its neighbors, by their text; none without an index."""
     if index is None:
         return {}
-    at, links = pages.index(page), {"All images": _relative(index, page)}
+    at, links = pages.index(page), {_INDEX: _relative(index, page)}
     if at:
         links[f"← {printable(pages[at - 1].stem)}"] = _relative(pages[at - 1], page)
     if at + 1 < len(pages):
@@ -189,15 +190,17 @@ def compare(options: Namespace) -> int:
     reader, work, output = Reader(options, split), Work(options, split), options.output
     names = [printable(name) for name in options.names or _names(options.first, options.second)]
     side = side_for(len(work.cases) * len(options.slice or [0]))
+    paths = dict(zip(names, (options.first, options.second), strict=True))
+    links = _training_links(paths, output)
     items: list[Item] = []
     for files, said in work:
         said("reading")
         with work.skipping(files):
-            items += _compare_case(files, names, reader, side, said)
+            link = _page_of(files, links, output)
+            items += [item._replace(link=link) for item in _compare_case(files, names, reader, side, said)]
     if not items:
         return work.finish()
     classes = max(len(item.scores[0].pixels) for item in items)
-    paths = dict(zip(names, (options.first, options.second), strict=True))
     page = draw_comparison(
         items,
         names,
@@ -205,7 +208,7 @@ def compare(options: Namespace) -> int:
         colors=class_colors(reader.palette(classes), classes),
         settings=compared_settings(options.first, options.second),
         configuration=_configuration(paths, reader),
-        links=_training_links(paths, output),
+        links=links,
     )
     write(output, page.encode(), options.command)
     say_wrote(output)
@@ -218,6 +221,14 @@ def compare(options: Namespace) -> int:
     _finish(output, {"page": str(output), "images": images, "skipped": work.skipped}, options)
     reader.say_at_the_end()
     return work.finish()
+
+
+def _page_of(files: CaseFiles, links: Mapping[str, str], output: Path) -> str:
+    """Return the link of a page to that of one image next to the index that it links to; nothing without such a page."""
+    if _INDEX not in links:
+        return ""
+    page = (output.parent / links[_INDEX]).with_name(f"{files.name}.html")
+    return _relative(page, output) if page.is_file() else ""
 
 
 def _compare_case(files: CaseFiles, names: Sequence[str], reader: Reader, side: int, said: Said) -> list[Item]:

@@ -62,15 +62,17 @@ def network_name(predictions: Path) -> str:
 def run_pages(predictions: Path, name: str) -> dict[str, Path]:
     """Return the page about the training of the network of predictions, and those that it links to, by their texts.
 
+    Like the page itself, this takes its links as the configuration has them: those pages may still be written.
+
     Args:
         predictions: of a run: its folder, a file or folder in it.
         name: of the network.
     """
     folder = predictions.parent if predictions.is_file() else predictions
     for run in _run_folders(folder):
-        links = {key: run / value for key, value in _settings(folder).items() if key.startswith(_LINKS)}
-        pages = {f"Training of {name}": run / _PAGE} | {key.removeprefix(_LINKS): path for key, path in links.items()}
-        return {text: path for text, path in pages.items() if path.is_file()}
+        page, settings = run / _PAGE, _settings(folder).items()
+        links = {key.removeprefix(_LINKS): run / value for key, value in settings if key.startswith(_LINKS)}
+        return ({f"Training of {name}": page} if page.is_file() else {}) | links
     return {}
 
 

@@ -35,7 +35,7 @@ class Item(NamedTuple):
         pictures: see :mod:`edgeloss.viz.pictures`.
         ignores: whether there are ignored pixels.
         photo: the photograph below them, a data URI.
-        link: a file next to the page; empty for none.
+        link: the page about it, as seen from this one; empty for none.
     """
 
     name: str

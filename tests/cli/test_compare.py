@@ -197,7 +197,7 @@ def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path,
             f"seed_everything: 3\ntrainer:\n  default_root_dir: /{name}\nmodel:\n  loss:\n    class_path: os.abort\n"
         )
         config += f"    init_args:\n      edge_weight: {weight}\n      radius:\n      - 1\n      - 2\n"
-        config += "page:\n  links:\n    Comparison: ../compare.html\n    Missing: nothing.html\n"
+        config += "page:\n  links:\n    Comparison: ../compare.html\n    All images: ../other/pages/index.html\n"
         (folders / name / "report.html").touch()
         (folders / name / "config.yaml").write_text(config)
         (folders / name / "metrics.json").write_text(json.dumps({"epochs": [{"epoch": 1}, {"epoch": 2}]}))
@@ -208,13 +208,19 @@ def test_the_settings_of_two_runs_that_differ_are_shown(run: Run, folders: Path,
     assert table["head"] == ["setting", "one", "other"]
     rows = [["seed_everything", "3", "3"], ["epochs", "2", "2"], ["model.loss.edge_weight", "0.0", "1.0"]]
     assert table["rows"] == rows
-    links = [["Training of one", "./one/report.html"], ["Training of other", "./other/report.html"]]
+    links = [["Training of one", "./one/report.html"], ["All images", "./other/pages/index.html"]]
+    links.append(["Training of other", "./other/report.html"])
     assert page_data(output.read_text("utf-8"))["links"] == links  # not to itself
+    assert {item["link"] for item in gallery_items(output)} == {""}
     index = folders / "other" / "pages" / "index.html"
     words = ["view", "--pred", folders / "other" / "labels", "--mask", folders / "masks", "--format", "html"]
     assert run(*words, "-o", index.parent).code == 0
     links = [["Training of other", "./../report.html"], ["Comparison", "./../../compare.html"]]
     assert page_data(index.read_text("utf-8"))["links"] == links
+    (index.parent / "a.html").unlink()
+    assert run(*compared, "-o", output).code == 0
+    pages = {item["name"]: item["link"] for item in gallery_items(output)}
+    assert pages == {"a": "", "b": "./other/pages/b.html", "c": "./other/pages/c.html"}  # those that exist
     (folders / "one" / "metrics.json").write_text("[]")  # no run
     assert run(*compared, "-o", output).code == 0
     assert parts_of(output.read_text("utf-8"), "tables")[0]["title"] == "Scores of each class"

@@ -7,10 +7,11 @@ const figureLine = ([title, value, change]) =>
   element("div", {}, text("dt", title), element("dd", {}, value, ...(change ? [" ", text("small", change.text, change.tone)] : [])));
 const cardOf = (image, places) => {
   const { name, link, photo, figures, lines } = image;
+  // Of one network a card leads to the page of its image; of two its pictures are enlarged, and the name leads there.
   const pictured = (at) => figureOf(figures[at], pictureOf(figures[at], photo));
-  const head = link
+  const head = link && !isOfTwo
     ? [element("a", { href: link }, element("div", { className: "shown" }, ...places.map(pictured)), text("strong", name))]
-    : [picturesOf(image, places, "shown"), text("strong", name)];
+    : [picturesOf(image, places, "shown"), element("strong", {}, nameOf(image))];
   return element("li", { className: "card" }, ...head, element("dl", {}, ...lines.map(figureLine)));
 };
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -32,7 +31,6 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeloss.cli.progress import shown_time
-from edgeloss.functional import loss_maps
 from edgeloss.io import VOID_INDEX, read_classes
 from edgeloss.viz import distinct_colors
 from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, picture_of_labels
@@ -247,9 +245,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     pictures["difference"] = error_picture(truth, truth, photo)
     for color, mask in compared_errors(truth, *predictions).items():
         pictures["difference"][mask] = color_bytes(color)
-    logits = torch.zeros(1, len(classes), *truth.shape)  # any: which pixels are edge pixels depends on labels alone
-    is_edge = loss_maps(logits, torch.from_numpy(truth)[None], ignore_index=-1).edge_mask[0].numpy()
-    windows = choose_windows(np.where(is_edge, truth, -1), *predictions)
+    windows = choose_windows(truth, *predictions)
 
     figure = Figure(figsize=(12.5, 3.7 + 3.1 * len(windows)), layout="constrained")
     before, after = RUNS
@@ -267,7 +263,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     for row, (letter, window) in zip(grid[1:], windows.items(), strict=True):
         was, now = window.wrong
         parts = {heading: picture[window.place] for heading, picture in pictures.items()}
-        change = f"{abs(now - was)} {'fewer' if now < was else 'more'} wrong"
+        change = f"{abs(now - was):,} {'fewer' if now < was else 'more'} wrong"
         _draw_row(row, rows[letter], parts, (*window.abouts, change), was - now)
     meanings = {
         **dict(zip(classes, colors, strict=True)),
@@ -283,8 +279,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     ]
     rule = (
         f"The image is the median of {count} by gain in boundary F1 (1 px). Of all squares of that size, {after} has"
-        f" the fewest\nwrong edge pixels compared with {before} in A, and the most in B. Edge pixels have another label"
-        " next to them."
+        f" the fewest\nwrong pixels compared with {before} in A, and the most in B, which does not overlap A."
     )
     key = figure.legend(
         patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False, columnspacing=1.2

@@ -224,7 +224,7 @@ def compare(options: Namespace) -> int:
 
 
 def _page_of(files: CaseFiles, links: Mapping[str, str], output: Path) -> str:
-    """Return the link of a page to that of one image next to the index that it links to; nothing without such a page."""
+    """Return the link to the page of an image, next to the index that the output links to; empty if there is none."""
     if _INDEX not in links:
         return ""
     page = (output.parent / links[_INDEX]).with_name(f"{files.name}.html")

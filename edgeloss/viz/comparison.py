@@ -129,8 +129,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     pictures = [photo_picture(image, truth.shape)]
     pictures += [picture(drawn, side, caption) | {"key": "classes"} for caption, drawn in labels]
     pictures.append(difference)
-    at_edges = np.where(next(iter(runs.values())).maps["edge_mask"][0], truth, -1)
-    windows = choose_windows(at_edges, first, second)
+    windows = choose_windows(truth, first, second)
     for letter, window in windows.items():
         part = None if image is None else image[window.place]
         for run, one, about in zip(runs, runs.values(), window.abouts, strict=True):
@@ -149,41 +148,41 @@ class Window(NamedTuple):
 
     Attributes:
         place: its rows and columns.
-        edges: the number of its edge pixels.
+        pixels: the number of its labeled pixels.
         wrong: those of them that are wrong, for each of the two networks.
     """
 
     place: tuple[slice, slice]
-    edges: int
+    pixels: int
     wrong: tuple[int, int]
 
     @property
     def abouts(self) -> tuple[str, str]:
         """What is said below the pictures of both networks."""
-        first, second = (f"{wrong} of {self.edges} edge pixels wrong" for wrong in self.wrong)
+        first, second = (f"{wrong:,} of {self.pixels:,} pixels wrong" for wrong in self.wrong)
         return first, second
 
 
 def choose_windows(truth: _Array, first: _Array, second: _Array) -> dict[str, Window]:
-    """Return the parts of an image to enlarge: where most edge pixels are gained, A, and most are lost, B.
+    """Return the parts of an image to enlarge: where most pixels are gained, A, and where most are lost, B.
 
     Args:
-        truth: [H, W] labels of edge pixels, -1 elsewhere.
+        truth: [H, W] labels, -1 at ignored pixels.
         first: [H, W] labels of a network.
         second: [H, W] labels of the other one.
 
     Returns:
-        Squares by letter; without one in which no window gains, or loses, a pixel.
+        Squares by letter, which do not overlap; without that in which no square gains, or loses, a pixel.
     """
     was, now = ((labels != truth) & (truth >= 0) for labels in (first, second))
     fewer, (least, most) = was.astype(np.int64) - now, _WINDOW
-    across, windows = min(max(least, min(truth.shape) // 8), most, *truth.shape), {}
+    across = min(max(least, min(truth.shape) // 8), most, *truth.shape)
+    windows: dict[str, Window] = {}
     for letter, gain in {"A": fewer, "B": -fewer}.items():
-        place = window_of_most(gain, across)
-        if gain[place].sum() > 0:
-            counts = (int(np.count_nonzero(mask[place])) for mask in (truth >= 0, was, now))
-            edges, *wrong = counts
-            windows[letter] = Window(place, edges, (wrong[0], wrong[1]))
+        place = window_of_most(gain, across, apart=[one.place for one in windows.values()])
+        if place is not None:
+            pixels, before, after = (int(np.count_nonzero(mask[place])) for mask in (truth >= 0, was, now))
+            windows[letter] = Window(place, pixels, (before, after))
     return windows
 
 
@@ -390,9 +389,10 @@ def _examples(
     }
     about = (
         f"Chosen by a rule among all {count} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
-        f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain. A and B are enlarged: of"
-        f" all squares of that size, {runs[1]} has the fewest wrong edge pixels compared with {runs[0]} in A, and the"
-        " most in B. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
+        f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain. A and B, which do not"
+        f" overlap, are enlarged: of all squares of that size, {runs[1]} has the fewest wrong pixels compared with"
+        f" {runs[0]} in A, and the most in B, left out where it loses none. Press a picture to enlarge it; then"
+        " the arrow keys or a swipe show the next."
     )
     parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
     parts.append({"kind": "key", "entries": key})

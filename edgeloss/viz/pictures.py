@@ -157,16 +157,31 @@ def border_lines(labels: Mapping[tuple[float, float, float], _Array]) -> Rgb:
     return overlay({VOID: void, NOTHING: casing, **lines}, casing.shape, on_photo=True)
 
 
-def window_of_most(counts: _Array, across: int) -> tuple[slice, slice]:
-    """Return the rows and columns of the square of the largest sum.
+def window_of_most(
+    counts: _Array, across: int, apart: Sequence[tuple[slice, slice]] = ()
+) -> tuple[slice, slice] | None:
+    """Return the rows and columns of the square of the largest sum, in the middle of equal ones; None for none > 0.
+
+    Args:
+        counts: [H, W].
+        across: pixels of a side.
+        apart: squares of that size which it must not overlap.
 
     Example:
         >>> counts = np.zeros((96, 96), int)
         >>> counts[40:50, 60:70], counts[:30, :30] = 1, -1
         >>> int(counts[window_of_most(counts, 32)].sum()), int(counts[window_of_most(-counts, 32)].sum())
         (100, -900)
+        >>> print(window_of_most(counts, 32, apart=[(slice(30, 62), slice(50, 82))]))
+        None
     """
     sums = np.pad(counts, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
     totals = sums[across:, across:] - sums[:-across, across:] - sums[across:, :-across] + sums[:-across, :-across]
-    top, left = (int(place) for place in np.unravel_index(totals.argmax(), totals.shape))
+    for rows, columns in apart:
+        near = (slice(max(side.start - across + 1, 0), side.start + across) for side in (rows, columns))
+        totals[tuple(near)] = 0
+    if totals.max() <= 0:
+        return None
+    equal = np.argwhere(totals == totals.max())
+    top, left = equal[np.abs(equal - equal.mean(0)).sum(1).argmin()].tolist()
     return slice(top, top + across), slice(left, left + across)

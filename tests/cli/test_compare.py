@@ -114,7 +114,7 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     captions = ["image", "ground truth", "preds", "better", "difference"]
     captions += ["A, most gained: preds", "A, most gained: better", "change of the edge loss"]
     assert [one["caption"] for one in item["figures"]] == captions
-    assert [one["about"] for one in item["figures"][5:7]] == [f"{n} of 186 edge pixels wrong" for n in (186, 0)]
+    assert [one["about"] for one in item["figures"][5:7]] == [f"{n} of 552 pixels wrong" for n in (552, 0)]
     image, truth, first, second, difference, _, enlarged, change = item["figures"]
     assert image["frames"] == difference["frames"]
     assert [frame["name"] for frame in image["frames"]] == ["A"]  # nothing is lost anywhere
@@ -138,17 +138,20 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
         assert (one[mask == 255] == (*gray, 255)).all()
 
 
-def test_windows_are_where_most_edge_pixels_are_gained_and_lost() -> None:
-    truth, first, second = (np.full((96, 96), label) for label in (-1, 1, 1))
-    truth[10:20, 60:70], first[10:20, 60:70] = 1, 0
-    truth[70:80, 5:10], second[70:80, 5:10] = 1, 0
-    second[60:96, 40:76] = 0  # wrong, but at no edge
+def test_windows_are_where_most_pixels_are_gained_and_lost_and_do_not_overlap() -> None:
+    truth, first, second = (np.full((96, 96), 1) for _ in range(3))
+    first[10:20, 60:70] = second[70:80, 5:10] = second[11:15, 70:80] = 0
+    truth[40:, 40:], second[40:, 40:] = -1, 0  # ignored
     windows = choose_windows(truth, first, second)
-    assert {letter: (one.edges, one.wrong) for letter, one in windows.items()} == {
-        "A": (100, (100, 0)),
-        "B": (50, (0, 50)),
+    assert {letter: (one.pixels, one.wrong) for letter, one in windows.items()} == {
+        "A": (1024, (100, 0)),
+        "B": (1024, (0, 50)),
     }
-    assert all(truth[one.place].shape == (32, 32) for one in windows.values())
+    first[:] = second[:] = truth
+    first[10:20, 40:50] = second[10:20, 20:25] = 0  # one square next to the other
+    windows = choose_windows(truth, first, second)
+    assert {letter: one.wrong for letter, one in windows.items()} == {"A": (100, 0), "B": (0, 50)}
+    assert windows["A"].place[1].start >= windows["B"].place[1].stop
     assert choose_windows(truth, first, first) == {}
 
 

@@ -2,7 +2,7 @@
 """Train a small U-Net twice from the same seed, with cross-entropy and with EdgeAwareLoss(), and compare the two.
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
-with one thread each, in two to four minutes on two idle cores. OUTPUT gets the data, the two runs of train.py with
+with one thread each. OUTPUT gets the data, the two runs of train.py with
 their pages, comparison.html (all images, by the command edgeloss), demo.png (the median one under both networks),
 report.html (the median one, pixel by pixel) and images/index.html (all of them under the loss, pixel by pixel).
 """
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 from rich.box import SIMPLE_HEAD
@@ -37,7 +38,7 @@ from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, p
 from edgeloss.viz.comparison import choose_examples, choose_windows
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.run_page import Row
-from edgeloss.viz.scores import STRAY_RADIUS, stray_labels
+from edgeloss.viz.scores import STRAY_RADIUS, shown, shown_change, shown_growth, stray_labels
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -95,7 +96,7 @@ class Epochs:
         before = self._done()
         # Not the losses, which can't be compared.
         found = (re.search(rf"{re.escape(key)} ([\d.]+)", line) for key in LINE)
-        self._figures[name].append([f"{one[1]}%" if one else "–" for one in found])
+        self._figures[name].append([f"{one[1]}\N{NO-BREAK SPACE}%" if one else "–" for one in found])
         for done in range(before + 1, self._done() + 1):
             pairs = zip(*(figures[done - 1] for figures in self._figures.values()), strict=True)
             cells = (f"{value:>13}" for pair in pairs for value in pair)
@@ -179,24 +180,16 @@ def compare_scores(runs: Mapping[str, Row], speckles: Sequence[int]) -> list[Sco
     """Return the scores of two runs, what the second gains in percentage points, and what it may lose: speckles."""
     scores = []
     for key, name in SCORES.items():
-        a, b = (round(100 * (row[key] or 0.0), 1) for row in runs.values())
-        change = round(b - a, 1)
-        scores.append(Score(name, f"{a:.1f}%", f"{b:.1f}%", f"{change:+.1f} points", verdict(change)))
-    before, after = speckles
-    change_of_count = f"{(after - before) / before:+.0%}" if before else f"{after - before:+d}"
-    return [*scores, Score(SPECKLES, str(before), str(after), change_of_count, verdict(before - after))]
+        before, after = (row[key] or 0.0 for row in runs.values())
+        change = shown_change(before, after, ".1%", is_score=True)
+        scores.append(Score(name, *_percent(before, after), f"{change['text']} points", change["tone"] or "same"))
+    growth = shown_growth(*speckles)
+    return [*scores, Score(SPECKLES, *(f"{count:,}" for count in speckles), growth["text"], growth["tone"] or "same")]
 
 
-def summary(scores: Sequence[Score]) -> str:
-    """Return which run is ahead in the score of borders, and which figures are worse."""
-    first, second = RUNS
-    (main,) = (one for one in scores if one.name == SCORES["val/boundary_f1_1"])
-    ahead = f"{second} is {main.verdict} than {first}" if main.verdict != "same" else f"{second} is level with {first}"
-    worse = ", ".join(f"{one.name} ({one.before} → {one.after})" for one in scores if one.verdict == "worse")
-    return (
-        f"{ahead} in {main.name}: {main.after} instead of {main.before}, {main.change}."
-        f"\n{f'Worse: {worse}.' if worse else 'No figure below is worse.'}"
-    )
+def _percent(*values: float) -> list[str]:
+    """Return scores as text."""
+    return [shown(value, ".1%") for value in values]
 
 
 def score_table(scores: Sequence[Score], seed: int) -> Table:
@@ -204,7 +197,7 @@ def score_table(scores: Sequence[Score], seed: int) -> Table:
     table = Table(
         title="\nValidation images, after the last epoch\n",
         title_justify="left",
-        caption=f"\nOne training each, from seed {seed}, on drawn images: another seed gives other figures.",
+        caption=f"\nOne training each, from seed {seed}, on drawn images.",
         caption_justify="left",
         box=SIMPLE_HEAD,
         show_edge=False,
@@ -217,12 +210,7 @@ def score_table(scores: Sequence[Score], seed: int) -> Table:
     return table
 
 
-def verdict(gain: float) -> str:
-    """Return what a gain is."""
-    return "better" if gain > 0 else "worse" if gain < 0 else "same"
-
-
-def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Figure:
+def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[float], count: int) -> Figure:
     """Draw the median image, its labels, what both networks predict and where these differ, and two parts of it.
 
     The parts and their numbers are those of comparison.html.
@@ -231,6 +219,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
         output: the folder of the demo.
         name: of the image.
         scores: of the image, of each network.
+        totals: boundary F1 of each network over all images.
         count: of the images of which this is the median.
     """
     data = output / "data"
@@ -247,15 +236,18 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
         pictures["difference"][mask] = color_bytes(color)
     windows = choose_windows(truth, *predictions)
 
-    figure = Figure(figsize=(12.5, 3.7 + 3.1 * len(windows)), layout="constrained")
+    figure = Figure(figsize=(12.5, 3.9 + 3.2 * len(windows)), layout=ConstrainedLayoutEngine(h_pad=0.08))
     before, after = RUNS
-    first, second = (round(100 * (one["boundary_f1_1px"] or 0.0), 1) for one in scores)
-    gain = round(second - first, 1)
-    title = f"The same network, trained with {before} and with {after}: boundary F1 {first:.1f}% → {second:.1f}%"
-    figure.suptitle(f"{title} in the median image\n", x=0.005, ha="left", weight="bold")
+    values = [one["boundary_f1_1px"] or 0.0 for one in scores]
+    (first, second), change = _percent(*values), shown_change(*values, ".1%", is_score=True)
+    title = (
+        f"The same network, trained with {before} and with {after}: boundary F1 {first} → {second} in the median image"
+    )
+    of_all = f"all {count} images: {' → '.join(_percent(*totals))}"
+    figure.suptitle(f"{title}\n({of_all})\n", x=0.005, ha="left", weight="bold")
     grid = figure.subplots(1 + len(windows), len(pictures), squeeze=False)
-    abouts = f"boundary F1: {first:.1f}%", f"boundary F1: {second:.1f}%", f"{gain:+} points"
-    _draw_row(grid[0], f"image {name}", pictures, abouts, gain)
+    abouts = f"boundary F1: {first}", f"boundary F1: {second}", f"{change['text']} points"
+    _draw_row(grid[0], f"image {name}", pictures, abouts, change["tone"])
     for axes in grid[0]:
         for letter, window in windows.items():
             _mark(axes, letter, *window.place)
@@ -263,8 +255,8 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
     for row, (letter, window) in zip(grid[1:], windows.items(), strict=True):
         was, now = window.wrong
         parts = {heading: picture[window.place] for heading, picture in pictures.items()}
-        change = f"{abs(now - was):,} {'fewer' if now < was else 'more'} wrong"
-        _draw_row(row, rows[letter], parts, (*window.abouts, change), was - now)
+        fewer = f"{abs(now - was):,} {'fewer' if now < was else 'more'} wrong"
+        _draw_row(row, rows[letter], parts, (*window.abouts, fewer), "better" if now < was else "worse")
     meanings = {
         **dict(zip(classes, colors, strict=True)),
         "ignored": VOID,
@@ -289,9 +281,11 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], count: int) -> Fi
 
 
 def _draw_row(
-    row: Sequence[Axes], name: str, pictures: Mapping[str, Any], abouts: tuple[str, str, str], gain: float
+    row: Sequence[Axes], name: str, pictures: Mapping[str, Any], abouts: tuple[str, str, str], tone: str
 ) -> None:
     """Draw pictures next to each other, with a line about both networks and their difference below the last ones.
+
+    ``tone`` is "better", "worse" or empty.
 
     The first one has the name of the row above it, the others have their own.
     """
@@ -301,9 +295,9 @@ def _draw_row(
         axes.set_title(heading, loc="left", size=11, pad=6)
     row[0].set_title(name, loc="left", size=11, pad=6, weight="bold")
     *networks, change = abouts
-    for axes, about in zip(row[2:], (*networks, f"{verdict(gain)}: {change}"), strict=True):
+    for axes, about in zip(row[2:], (*networks, f"{tone or 'same'}: {change}"), strict=True):
         axes.set_xlabel(about, loc="left")
-    row[-1].xaxis.label.set(color=BETTER if gain > 0 else WORSE if gain < 0 else "black", weight="bold")
+    row[-1].xaxis.label.set(color={"better": BETTER, "worse": WORSE}.get(tone, "black"), weight="bold")
 
 
 def _mark(axes: Axes, letter: str, rows: slice, columns: slice) -> None:
@@ -324,8 +318,11 @@ def run_python(*words: object) -> str:
     return ran.stdout
 
 
-def write_pages(output: Path) -> None:
-    """Write the page that compares both networks on the validation images, and picture and page of the median one."""
+def write_pages(output: Path, totals: Sequence[float]) -> str:
+    """Write the page that compares both networks on the validation images, and picture and page of the median one.
+
+    ``totals`` are those of :func:`draw_image`. Returns what the comparison says.
+    """
     data, predictions = output / "data", [output / name / "probabilities" for name in RUNS]
     images, masks, classes = data / "val" / "images", data / "val" / "masks", ("--classes", data / "classes.txt")
     for name in RUNS:
@@ -337,14 +334,24 @@ def write_pages(output: Path) -> None:
     run_python("-m", "edgeloss", "view", "--pred", predictions[1], *given)
     print("    the page that compares both networks, which links to them", flush=True)
     given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
-    scores = json.loads(run_python("-m", "edgeloss", "compare", *predictions, *given))["images"]
+    found = json.loads(run_python("-m", "edgeloss", "compare", *predictions, *given))
+    scores = found["images"]
     key = "boundary_f1_1px"
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
-    (shown,) = choose_examples(gains)["median"]
+    (median,) = choose_examples(gains)["median"]
     print("    the page and the picture of the median image", flush=True)
-    given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
-    run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{shown}.npy", *given)
-    draw_image(output, shown, scores[shown], len(scores)).savefig(output / "demo.png", dpi=150)
+    given = (
+        "--image",
+        images / f"{median}.png",
+        "--mask",
+        masks / f"{median}.png",
+        *classes,
+        "-o",
+        output / "report.html",
+    )
+    run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{median}.npy", *given)
+    draw_image(output, median, scores[median], totals, len(scores)).savefig(output / "demo.png", dpi=150)
+    return str(found["verdict"])
 
 
 def count_speckles(labels: Path, masks: Path, wire: int) -> int:
@@ -378,27 +385,27 @@ def run(options: argparse.Namespace) -> int:
     data, begin = output / "data", time.monotonic()
     console.print("==> drawing images of shapes and wires", markup=False)
     subprocess.run([sys.executable, "data/make_shapes.py", "--out", str(data), *DRAWN], cwd=ROOT, check=True)
-    took = ": two to four minutes on two idle cores, more on busy ones" if options.epochs == EPOCHS else ""
-    console.print(
-        f"==> training two networks for {options.epochs} epochs each, from seed {options.seed}{took}", markup=False
-    )
+    about = f"{options.epochs} epochs each, from seed {options.seed}"
+    console.print(f"==> training two networks for {about}", markup=False)
     overrides = [f"--data.root={data}", f"--trainer.max_epochs={options.epochs}", f"--seed_everything={options.seed}"]
     if code := train_both(output, options.epochs, overrides):
         return code
     console.print("==> comparing the two networks", markup=False)
     histories = {name: json.loads((output / name / "metrics.json").read_text())["epochs"] for name in RUNS}
-    write_pages(output)
     last = {name: history[-1] for name, history in histories.items()}
+    verdict = write_pages(output, [row["val/boundary_f1_1"] or 0.0 for row in last.values()])
     wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
     counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
     scores = compare_scores(last, counts)
-    console.print(f"\n{summary(scores)}", markup=False)
+    console.print("\n" + verdict.replace(". ", ".\n"), markup=False)
     console.print(score_table(scores, options.seed))
     console.print(ABOUT, markup=False)
     for name, about in WRITTEN.items():
         console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)
     took = shown_time(time.monotonic() - begin)
-    console.print(f"\nTrainings and pages took {took}. Next, train on your own images: docs/training.md", markup=False)
+    longer = "Both networks still improve, and longer trainings shrink the difference: docs/quality.md\n"
+    console.print(f"\n{longer * (options.epochs <= EPOCHS)}Trainings and pages took {took}.", markup=False)
+    console.print("Next, train on your own images: docs/training.md", markup=False)
     return 0
 
 

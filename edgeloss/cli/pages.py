@@ -20,7 +20,7 @@ from edgeloss.cli.work import CaseFiles, Work, read_split
 from edgeloss.io import InputError
 from edgeloss.viz.arrays import Arrays, Said, examine_images, stack_arrays
 from edgeloss.viz.coloring import class_colors, read_look
-from edgeloss.viz.comparison import compare_item, draw_comparison
+from edgeloss.viz.comparison import compare_item, describe_change, draw_comparison
 from edgeloss.viz.gallery import Item, draw_index, index_item
 from edgeloss.viz.pages import page as draw_page
 from edgeloss.viz.panel import draw_panel
@@ -201,12 +201,15 @@ def compare(options: Namespace) -> int:
     if not items:
         return work.finish()
     classes = max(len(item.scores[0].pixels) for item in items)
+    settings = compared_settings(options.first, options.second)
+    verdict = describe_change(items, names, class_names=reader.names, settings=settings)
     page = draw_comparison(
         items,
         names,
         class_names=reader.names,
         colors=class_colors(reader.palette(classes), classes),
-        settings=compared_settings(options.first, options.second),
+        settings=settings,
+        verdict=verdict,
         configuration=_configuration(paths, reader),
         links=links,
     )
@@ -218,7 +221,8 @@ def compare(options: Namespace) -> int:
         ]
         for item in items
     }
-    _finish(output, {"page": str(output), "images": images, "skipped": work.skipped}, options)
+    found = {"page": str(output), "verdict": verdict, "images": images, "skipped": work.skipped}
+    _finish(output, found, options)
     reader.say_at_the_end()
     return work.finish()
 

@@ -60,6 +60,7 @@ def draw_comparison(
     class_names: Sequence[str] | None,
     colors: _Array,
     settings: Mapping[str, Sequence[str]],
+    verdict: str,
     configuration: str,
     links: Mapping[str, str] | None = None,
 ) -> str:
@@ -71,6 +72,7 @@ def draw_comparison(
         class_names: the class indices if None.
         colors: of the classes, [C, 3] in [0, 1].
         settings: how the two were trained, by the name of a setting; empty if that is unknown.
+        verdict: as :func:`describe_change` returns it.
         configuration: what the two are and what the figures depend on, folded at the end.
         links: as of :func:`edgeloss.viz.pages.page`.
     """
@@ -90,7 +92,7 @@ def draw_comparison(
     occurring = np.flatnonzero(totals[0].plus(totals[1]).occurs).tolist()
     tables = [_class_table(one, runs, occurring, names, colors) for one in scores]
     parts = [
-        _headlines(runs, totals, figures),
+        _headlines(runs, totals, figures, scores, names),
         *_all_changes(items, runs, examples),
         {"kind": "tables", "title": "Scores of each class", "tables": tables},
         _term_table(runs, figures),
@@ -101,8 +103,8 @@ def draw_comparison(
         *_trained(runs, settings),
         pages.folded(configuration),
     ]
-    title, lead = f"{runs[0]} compared with {runs[1]}", _verdict(items, runs, figures, settings, scores, names)
-    return pages.page(title, parts, kind="comparison", subtitle=f"{len(items)} images", lead=lead, links=links)
+    title = f"{runs[0]} compared with {runs[1]}"
+    return pages.page(title, parts, kind="comparison", subtitle=f"{len(items)} images", lead=verdict, links=links)
 
 
 # ------------------------------------------------------------------------------------------------------ two networks
@@ -255,15 +257,19 @@ def _class_table(
     return pages.table(head, rows, label=label, title=scores.title, foot=foot, notes=notes)
 
 
-def _verdict(
+def describe_change(
     items: Sequence[Item],
     runs: Sequence[str],
-    figures: Sequence[Mapping[str, float]],
+    *,
+    class_names: Sequence[str] | None,
     settings: Mapping[str, Sequence[str]],
-    scores: Sequence[_ClassScores],
-    names: Sequence[str],
 ) -> str:
-    """Return which network is ahead, what gets worse and, if seeds are known, that others may give another result."""
+    """Return which network is ahead, what gets worse and, if seeds are known, that others may give another result.
+
+    The arguments are those of :func:`draw_comparison`.
+    """
+    totals, figures = totals_of(items)
+    names, scores = names_of(totals[0], class_names), _class_scores(totals, figures)
     name, change = FIGURES[_BY].name, shown_changes(*figures)[FIGURES[_BY].name]
     before, after = (shown_figures(one)[name] for one in figures)
     gains = [item.changes[_BY] for item in items]
@@ -282,13 +288,23 @@ def _verdict(
 def _losses(scores: _ClassScores, names: Sequence[str]) -> str:
     """Return the classes that get worse, with their values."""
     values = ((names[k], scores.shown(scores.before[k]), scores.shown(scores.after[k])) for k in scores.worse)
-    shown = [f"{name} ({before} → {after})" for name, before, after in values]
-    others = len(shown) - _MOST_CLASSES
-    more = f" and {others} more" if others > 0 else ""
-    return f"{scores.title} of {', '.join(shown[:_MOST_CLASSES])}{more}"
+    return f"{scores.title} of {_first([f'{name} ({before} → {after})' for name, before, after in values])}"
 
 
-def _headlines(runs: Sequence[str], totals: Sequence[Scores], figures: Sequence[Mapping[str, float]]) -> pages.Part:
+def _first(classes: Sequence[str]) -> str:
+    """Return the first of some classes, and how many there are more."""
+    others = len(classes) - _MOST_CLASSES
+    return ", ".join(classes[:_MOST_CLASSES]) + (f" and {others} more" if others > 0 else "")
+
+
+def _headlines(
+    runs: Sequence[str],
+    totals: Sequence[Scores],
+    figures: Sequence[Mapping[str, float]],
+    scores: Sequence[_ClassScores],
+    names: Sequence[str],
+) -> pages.Part:
+    """Return the totals; a change for the better names the classes that get worse, which it hides."""
     before, after = ({key: of_run[key] for key in [*FIGURES][:HEADLINES]} for of_run in figures)
     abouts = about_figures(len(totals[0].pixels))
     abouts[FIGURES["edge"].name] += "; not a score: training with this loss lowers it"
@@ -301,6 +317,10 @@ def _headlines(runs: Sequence[str], totals: Sequence[Scores], figures: Sequence[
     for name, change in changes.items():
         verdict, points = f"{change['tone']}: " if change["tone"] else "", " points" * (name in in_points)
         change["text"] = f"{verdict}{change['text']}{points} from {former[name]}"
+    for one in scores:
+        of_total = {"IoU": FIGURES["mean_iou"].name}.get(one.title, one.title)
+        if one.worse and changes[of_total]["tone"] != "worse":
+            changes[of_total]["but"] = f"worse: {_first([names[k] for k in one.worse])}"
     return pages.tiles(
         values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {ABOUT_ALL}"
     )

@@ -81,6 +81,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     (tiles,) = parts_of(page, "tiles")
     shown = {name: (value, tiles["changes"][name]) for name, value, _ in tiles["values"]}
     assert shown["stray pixels"] == (after, {"text": f"{change['text']} from {before}", "tone": ""})
+    assert "but" not in shown["stray pixels"][1]
     value, change = shown["boundary F1 (1 px)"]
     assert value == f1["foot"][2]
     assert change["text"] == f"{f1['foot'][3]['text']} points from {f1['foot'][1]}"
@@ -89,6 +90,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert [np.sign(value) for value in bars["values"]] == [1, 0, -1]
     assert bars["strong"] == [0, 1, 2]
     assert [name for name, _ in bars["ends"]] == ["highest: c", "median: a", "lowest: b"]
+    assert json.loads(ran.out)["verdict"] == about["lead"]
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
     gains = [100 * (after["boundary_f1_1px"] - before["boundary_f1_1px"]) for before, after in figures.values()]
@@ -180,6 +182,21 @@ def test_what_gets_worse_is_the_classes_with_the_largest_losses_first(run: Run, 
         assert lead.endswith("; stray pixels of 1 (0 → 414).")
         (tiles,) = parts_of(output.read_text("utf-8"), "tiles")
         assert tiles["changes"]["stray pixels"] == {"text": "worse: +414 from 0", "tone": "worse"}
+
+
+def test_a_better_total_names_the_classes_that_get_worse(run: Run, folders: Path) -> None:
+    truth = np.zeros((40, 40), np.uint8)
+    truth[20:] = 1
+    first, second = truth.copy(), truth.copy()
+    first[:9], second[33:] = 1, 0  # fewer stray pixels, but of the other class
+    for name, labels in {"masks": truth, "x": first, "y": second}.items():
+        Image.fromarray(labels).save(folders / f"{name}.png")
+    output, pair = folders / "compare.html", [folders / "x.png", folders / "y.png"]
+    assert run("compare", *pair, "--mask", folders / "masks.png", "--classes", 2, "-o", output).code == 0
+    (tiles,) = parts_of(output.read_text("utf-8"), "tiles")
+    change = {"text": "better: −22.2\xa0% from 360", "tone": "better", "but": "worse: 0"}
+    assert tiles["changes"]["stray pixels"] == change
+    assert "stray pixels of 0 (0 → 280)." in page_data(output.read_text("utf-8"))["lead"]
 
 
 def test_many_images_have_smaller_pictures(run: Run, folders: Path, two: list[object], monkeypatch: Any) -> None:

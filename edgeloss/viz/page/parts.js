@@ -26,7 +26,8 @@ parts.heading = ({ title, about }) => [text("h2", title, "section"), ...(about ?
 // Figures: the name of each, its value, and what it is.
 const figuresOf = (values, changes, className) => {
   const shown = ([name, value, about]) => {
-    const change = changes[name] ? [" ", text("small", changes[name].text, changes[name].tone)] : [];
+    const { text: of, tone, but } = changes[name] ?? {};
+    const change = [...(of ? [" ", text("small", of, tone)] : []), ...(but ? [" ", text("small", but, "worse")] : [])];
     const [amount, unit] = value.split("\u00a0");
     const units = unit ? [text("span", `\u00a0${unit}`, "unit")] : [];
     const number = element("dd", { className: /^-?(nan|inf)$/.test(amount) ? "loud" : "" }, amount, ...units, ...change);

@@ -131,7 +131,7 @@ _NAMES = {
     "val/boundary_iou_narrow": "boundary IoU, narrow",
     "val/trimap_iou_3": "IoU within 3 px of a border",
 }
-# Name and meaning of the scores that are compared between the best and the last epoch.
+# Name and meaning of the scores that are shown large.
 _SCORES = {
     _F1[0]: (FIGURES["boundary_f1_1px"].name, F1_ABOUT.format(1)),
     "val/miou": (FIGURES["mean_iou"].name, FIGURES["mean_iou"].about),
@@ -215,7 +215,7 @@ def write_run_page(
     curves = _curves(history, weights or {}, {"epoch": chosen["epoch"], "name": f"best {_metric_name(metric)}"})
     scores = [one for one in curves if one["title"] == _SCORE_CURVES]
     parts = [
-        _headlines(chosen, history[-1], metric),
+        _headlines(history, chosen, metric),
         *scores,
         {"kind": "tables", "title": "Classes in validation", "tables": tables},
         *(one for one in curves if one not in scores),
@@ -256,12 +256,13 @@ def _about(history: Sequence[Row]) -> str:
 
 
 def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: Row) -> str:
-    """Return what the run shows: its best and last epoch, whether it still improves, and its weakest class."""
+    """Return what the run shows: its last and best epoch, whether it still improves, and its weakest class."""
     last, name, lines = history[-1], _metric_name(metric), []
     values = [row[metric] for row in history if row.get(metric) is not None]
     if len(values) > 1 and best.get(metric) is not None:
-        at = "the last" if best is last else f"and {shown(metric, last.get(metric))} after the last, {last['epoch']}"
-        lines.append(f"The best {name} is {shown(metric, best[metric])} after epoch {best['epoch']}, {at}.")
+        at = f"the best is {shown(metric, best[metric])} after epoch {best['epoch']}"
+        at = "the best of all epochs" if best["epoch"] == last["epoch"] else at
+        lines.append(f"After epoch {last['epoch']}, the last, {name} is {shown(metric, last.get(metric))}; {at}.")
         recent = math.ceil(len(values) / _RECENT)
         sign = 1 if best[metric] == max(values) else -1  # some metrics are better where they are lower
         before, after = (max(sign * value for value in part) for part in (values[:-recent], values))
@@ -270,31 +271,28 @@ def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: 
         still = f"still improves, by {gain['text'].lstrip('+')}{points}" if gain["tone"] else "no longer improves"
         when = f"{recent} of {len(history)} epochs" if recent > 1 else "epoch"
         lines.append(f"In the last {when} it {still}.")
-    for kind in (metric.rpartition("/")[2], BY_CLASS[0]):
-        scores = {one: best[key] for one in classes if best.get(key := f"val/{kind}/{one}") is not None}
-        if weakest := weakest_class(scores, _words(kind)):
-            lines.append(weakest)
-            break
-    return " ".join(lines)
+    iou = {one: last[key] for one in classes if last.get(key := f"val/{BY_CLASS[0]}/{one}") is not None}
+    return " ".join(filter(None, [*lines, weakest_class(iou, _words(BY_CLASS[0]))]))
 
 
 def _epochs(best: Row, last: Row) -> dict[str, Row]:
-    """Return the best and the last epoch by their titles, or the one that is both."""
+    """Return the last and the best epoch by their titles, or the one that is both."""
     if best["epoch"] == last["epoch"]:
         return {f"epoch {last['epoch']}, the best and the last": last}
-    return {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
+    return {f"epoch {last['epoch']}, the last": last, f"epoch {best['epoch']}, the best": best}
 
 
-def _headlines(best: Row, last: Row, metric: str) -> pages.Part:
-    """Return the scores after the best epoch, and those after the last with what they have more."""
-    scores = {key: one for key, one in _SCORES.items() if best.get(key) is not None and last.get(key) is not None}
-    values = [(name, shown(key, best[key]), about) for key, (name, about) in scores.items()]
-    title, *others = _epochs(best, last)
-    changes = {}
-    for key, (name, _) in scores.items() if others else ():
-        change = shown_change(best[key], last[key], "%", is_score=True)
-        text = f"epoch {last['epoch']}: {shown(key, last[key])} ({change['text']})"
-        changes[name] = change | {"text": text}
+def _headlines(history: Sequence[Row], best: Row, metric: str) -> pages.Part:
+    """Return the scores after the last epoch, and the best of each where that is another."""
+    last = history[-1]
+    scores = {key: one for key, one in _SCORES.items() if last.get(key) is not None}
+    values = [(name, shown(key, last[key]), about) for key, (name, about) in scores.items()]
+    title, changes = next(iter(_epochs(best, last))), {}
+    for key, (name, _) in scores.items():
+        _, highest = best_epoch(history, key)
+        if highest["epoch"] != last["epoch"]:
+            text = f"best: {shown(key, highest[key])} after epoch {highest['epoch']}"
+            changes[name] = {"text": text, "tone": ""}
     by = f", by {_metric_name(metric)}" if "best" in title else ""
     return pages.tiles(values, title=f"Scores after {title}{by}", changes=changes)
 
@@ -354,7 +352,7 @@ def _about_region(history: Sequence[Row], weights: Mapping[str, float]) -> str:
 
 
 def _classes(best: Row, last: Row, classes: Mapping[str, str | None]) -> list[pages.Part]:
-    """Return the scores of each class after the best and the last epoch; classes have names and, if known, colors."""
+    """Return the scores of each class after the last and the best epoch; classes have names and, if known, colors."""
     tables = []
     for title, row in _epochs(best, last).items():
         kinds = [kind for kind in BY_CLASS if any(f"val/{kind}/{name}" in row for name in classes)]

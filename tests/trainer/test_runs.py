@@ -195,8 +195,8 @@ def test_the_best_epoch_is_that_of_best_ckpt_in_a_folder_that_was_moved(
     score = shown("val/boundary_f1_1", first["val/boundary_f1_1"])
     assert f"best epoch: 1, by boundary F1 (1 px) {score}" in capsys.readouterr().out
     (tiles,) = parts_of((copied / "report.html").read_text("utf-8"), "tiles")
-    assert tiles["title"] == "Scores after epoch 1, the best, by boundary F1 (1 px)"
-    assert {name: value for name, value, _ in tiles["values"]}["boundary F1 (1 px)"] == score
+    assert tiles["title"] == "Scores after epoch 2, the last"
+    assert tiles["changes"]["boundary F1 (1 px)"]["text"] == f"best: {score} after epoch 1"
 
 
 # -------------------------------------------------------------------------------------------- what a checkpoint may do

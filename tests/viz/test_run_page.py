@@ -91,23 +91,22 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert best_epoch([{**history[0], "val/miou": None}, history[0]])[1] == history[0]
     page = write_run_page(tmp_path, history, CLASSES, [], best=("val/boundary_f1_1", history[0])).read_text("utf-8")
     (tiles,) = parts_of(page, "tiles")
-    assert tiles["title"] == "Scores after epoch 1, the best, by boundary F1 (1 px)"
+    assert tiles["title"] == "Scores after epoch 3, the last"
     scores = "boundary F1 (1 px)", "mean IoU", "boundary IoU"
     assert [(name, value) for name, value, _ in tiles["values"]] == [
-        *zip(scores, ("62.0\xa0%", "35.0\xa0%", "17.5\xa0%"), strict=True)
+        *zip(scores, ("60.0\xa0%", "42.0\xa0%", "21.0\xa0%"), strict=True)
     ]
-    after = "epoch 3: 60.0\xa0% (−2.0)", "epoch 3: 42.0\xa0% (+7.0)", "epoch 3: 21.0\xa0% (+3.5)"
-    assert [tiles["changes"][name]["text"] for name in scores] == [*after]
-    assert [tiles["changes"][name]["tone"] for name in scores] == ["worse", "better", "better"]
+    best = {"text": "best: 62.0\xa0% after epoch 1", "tone": ""}
+    assert tiles["changes"] == {"boundary F1 (1 px)": best}  # the others are best in the last
     assert page_data(page)["lead"] == (
-        "The best boundary F1 (1 px) is 62.0\xa0% after epoch 1, and 60.0\xa0% after the last, 3. In the last epoch it"
-        " no longer improves. The weakest class is road, with boundary F1 (1 px) of 35.0\xa0%."
+        "After epoch 3, the last, boundary F1 (1 px) is 60.0\xa0%; the best is 62.0\xa0% after epoch 1. In the last"
+        " epoch it no longer improves. The weakest class is road, with IoU of 42.0\xa0%."
     )
     scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
     assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1 (1 px)")}
     assert not any(best for group in others for best in group)
     (tables,) = parts_of(page, "tables")
-    assert [table["title"] for table in tables["tables"]] == ["epoch 1, the best", "epoch 3, the last"]
+    assert [table["title"] for table in tables["tables"]] == ["epoch 3, the last", "epoch 1, the best"]
 
 
 def test_pictures_say_which_epoch_they_are_of_and_markup_is_text(tmp_path: Path) -> None:
@@ -160,10 +159,10 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert texts(".subtitle") == [
         "4 epochs · 2 min 40 s of training · 12.5 images per second · 2 steps skipped, not finite"
     ]
-    assert texts("header h2") == ["Scores after epoch 2, the best, by mean IoU"]
+    assert texts("header h2") == ["Scores after epoch 4, the last"]
     assert texts("header dd:not(.what)") == [
-        "75.0\xa0% epoch 4: 40.0\xa0% (−35.0)",
-        "37.5\xa0% epoch 4: 20.0\xa0% (−17.5)",
+        "40.0\xa0% best: 75.0\xa0% after epoch 2",
+        "20.0\xa0% best: 37.5\xa0% after epoch 2",
     ]
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     assert texts(".curves h3") == ["IoU", "Loss", *TERMS, "Learning rate"]
@@ -187,14 +186,14 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     page.find_elements("css selector", ".curves [role=img]")[1].send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     assert texts(".curves li")[3] == "training 0.500"
     assert texts(now)[:2] == ["", "epoch 2"]
-    assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
+    assert texts(".tables h3") == ["epoch 4, the last", "epoch 2, the best"]
     assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1 (1 px)"]
     rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
     assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
-    assert rows[0, 1].tolist() == [CLASSES[1], "76.0\xa0%", "–", "75.0\xa0%"]
-    assert rows[1, 3].tolist() == ["mean", "40.0\xa0%", "20.0\xa0%", "–"]
+    assert rows[1, 1].tolist() == [CLASSES[1], "76.0\xa0%", "–", "75.0\xa0%"]
+    assert rows[0, 3].tolist() == ["mean", "40.0\xa0%", "20.0\xa0%", "–"]
     bars = "return findAll('.tables tbody tr')[1].cells[arguments[0]].style.getPropertyValue('--part')"
-    assert [page.execute_script(bars, column) for column in (1, 2)] == ["76%", ""]  # no bar without a value
+    assert [page.execute_script(bars, column) for column in (1, 2)] == ["41%", ""]  # no bar without a value
 
     assert texts(".figures figcaption")[2] == "prediction"
     figures = shown_figures(shown[0][1].figures)

@@ -161,13 +161,13 @@ const saidOf = ({ about, lines }) => {
 };
 
 // The name of an image, which leads to its page if it has one.
-const nameOf = ({ name, link }) => (link ? element("a", { href: link }, name) : name);
+const linkedName = ({ name, link }) => (link ? element("a", { href: link }, name) : name);
 
 // Rows of pictures, each with a title: of an image of the gallery, or with its own.
 parts.figures = ({ title, text: content, key, columns, rows }) => {
   const shown = rows.map((row) => {
     const image = items[row.item] ?? row;
-    const head = element("h3", {}, nameOf(image), " ", element("span", { className: "of-name" }, ...saidOf(image)));
+    const head = element("h3", {}, linkedName(image), " ", element("span", { className: "of-name" }, ...saidOf(image)));
     return element("div", { className: "of-image" }, head, picturesOf(image));
   });
   const above = [...(content ? [text("p", content, "hint")] : []), ...(key ? [keyOf(key)] : [])];

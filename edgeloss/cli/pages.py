@@ -61,7 +61,7 @@ def view(options: Namespace) -> int:
         text = draw_index(
             [*items.values()],
             title=title,
-            by="edge",
+            by="boundary_f1_1px",
             class_names=reader.names,
             colors=class_colors(reader.palette(classes), classes),
             configuration=about,

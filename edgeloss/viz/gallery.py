@@ -21,7 +21,7 @@ from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes,
 _Array = npt.NDArray[Any]
 ABOUT_ALL = "Scores count the pixels of all images together; losses are means over the images."
 _ON_CARDS = tuple(FIGURES)[:2]  # figures of every card, next to the one that the page sorts by
-_NEXT = "The highest edge loss comes first; open an image to see its loss at each pixel."
+_NEXT = "The lowest boundary F1 comes first; open an image to see its loss at each pixel."
 _SIDE = 240  # pixels of the pictures
 
 

@@ -115,7 +115,9 @@ class Report:
 
         if self.gradient is None:
             raise ValueError(f"gradient: expected one to draw, but got none from {self.name}; see the findings")
-        return gradient_figure(self.gradient, self._ignored, title=f"|gradient| of {self.name}")
+        # The picture of a single image is named so itself.
+        title = self.name if len(self.gradient) == 1 else f"|gradient| of {self.name}"
+        return gradient_figure(self.gradient, self._ignored, title=title)
 
 
 def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwargs: object) -> Report:

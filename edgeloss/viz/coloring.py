@@ -38,6 +38,7 @@ Extend = Literal["neither", "min", "max", "both"]
 CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.3, 1, 256))).with_extremes(bad=LOUD)
 
 CLIP = 99.5  # percent of the values, from which on a map has its last color
+_LEAST_LOSS = math.log(2)  # nats, where a range of colors ends at least: small losses must not look like large ones
 _MOST_VALUES = 2**22  # that a range of colors is computed from
 
 
@@ -87,6 +88,7 @@ class ColoredMap(NamedTuple):
         low: the lowest value of the color range, of logarithms if the kind says so.
         high: the highest.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
+        most: the largest finite value of each image that the statistics count, 0 if there is none.
     """
 
     key: str
@@ -98,6 +100,12 @@ class ColoredMap(NamedTuple):
     low: float
     high: float
     extend: Extend
+    most: list[float]
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether there is a value to read off a color bar."""
+        return not self.kind.log or max(self.most) > 0
 
     @property
     def is_clipped(self) -> bool:
@@ -169,8 +177,10 @@ def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) ->
             )
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
-    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log)
-    return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend)
+    least = _LEAST_LOSS if kind.unit == "nats" else 0.0
+    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log, least)
+    most = [float(numbers.max(initial=0)) for numbers in measured]
+    return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend, most)
 
 
 def shown_number(value: float, *, by_power: bool = False) -> str:
@@ -198,8 +208,11 @@ def power_of_ten(exponent: float) -> str:
     return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
-    """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
+def _color_range(values: _Array, log: bool, least: float = 0.0) -> tuple[float, float, Extend]:
+    """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades.
+
+    A range from 0 ends at ``least`` or higher.
+    """
     if log:
         values = values[values > 0]  # zero gradients are black
     if not values.size:
@@ -208,8 +221,8 @@ def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
     ends, some = np.array([values.min(), values.max()], np.float64), values[:: max(1, values.size // _MOST_VALUES)]
     ends, some = (np.log10(ends), np.log10(some)) if log else (ends, some)
     high = float(np.percentile(some, CLIP, method="higher"))
-    if not log and high == 0:  # nearly all values are 0
-        high = float(ends[1]) or 1.0
+    if not log:
+        high = max(high or float(ends[1]) or 1.0, least)  # nearly all values may be 0
     low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
     return low, high, _extend(below=bool(ends[0] < low), above=bool(ends[1] > high))
 
@@ -267,7 +280,7 @@ def reduce_blocks(ufunc: np.ufunc, values: _Array, shape: tuple[int, ...]) -> _A
 
 
 def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> npt.NDArray[np.uint8]:
-    """Return the wrong pixels in red: over the image in light gray, or next to right ones in blue.
+    """Return the wrong pixels in red over the image in light gray, or over plain gray.
 
     Args:
         target: [H, W] labels, -1 at ignored pixels, which are gray.

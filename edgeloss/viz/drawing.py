@@ -227,7 +227,7 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
 
 
 def _wrapped(text: str, size: float, room: float, weight: str = "normal") -> list[str]:
-    """Return text in lines of words that there is room for, without a dot that would end one.
+    """Return text in the fewest lines of words that there is room for, about equally long, without a dot that ends one.
 
     A word that is wider has a line of its own.
 
@@ -235,12 +235,20 @@ def _wrapped(text: str, size: float, room: float, weight: str = "normal") -> lis
         >>> _wrapped("an image · its score", 10, 0.1)
         ['an', 'image', 'its', 'score']
     """
-    lines: list[str] = []
-    for word in text.split(" "):
-        if lines and text_width(f"{lines[-1]} {word}", size, weight) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
+
+    def broken(room: float) -> list[str]:
+        lines: list[str] = []
+        for word in text.split(" "):
+            if lines and text_width(f"{lines[-1]} {word}", size, weight) <= room:
+                lines[-1] += f" {word}"
+            else:
+                lines.append(word)
+        return lines
+
+    lines, narrow = broken(room), text_width(text, size, weight)
+    if len(lines) > 1:
+        widths = (room * part / 20 for part in range(20) if room * part / 20 >= narrow / len(lines))
+        lines = next((one for one in map(broken, widths) if len(one) == len(lines)), lines)
     return [line.removesuffix("·").rstrip() for line in lines if line != "·"]
 
 
@@ -318,7 +326,8 @@ def _fill_map(figure: Figure, axes: Axes, box: Box, picture: Picture) -> None:
     drawn.set_clip_path(axes.patch)
     axes.add_image(drawn)
     _mark(axes, np.ma.getmaskarray(values))
-    _add_color_bar(figure, box, drawn, colored)
+    if colored.has_bar:
+        _add_color_bar(figure, box, drawn, colored)
 
 
 class _MapImage(AxesImage):

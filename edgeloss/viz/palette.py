@@ -10,14 +10,14 @@ import numpy.typing as npt
 VOID = (0.62, 0.62, 0.62)  # ignored pixels
 LOUD = (1.0, 0.0, 1.0)  # nan and inf
 NOTHING = (0.0, 0.0, 0.0)  # off the edges, or a gradient of exactly 0
-RIGHT = (0.27, 0.46, 0.71)  # predicted as labeled
-WRONG = (0.84, 0.19, 0.15)  # predicted as another class; distinct from RIGHT for red-green-blind readers
+WRONG = (0.84, 0.19, 0.15)  # predicted as another class
 # Two networks: blue where the second one is better, red where it is worse, since wrong pixels are red on every page; of
 # wrong pixels those that are wrong in both differ from these in lightness. Texts have --better and --worse of base.css.
 BETTER, WORSE, WRONG_IN_BOTH = (0.11, 0.36, 0.84), WRONG, (0.1, 0.08, 0.12)
 # Photographs below wrong pixels are in gray between these two: lighter than every color above, and than VOID. The same
 # as of .gray in page/base.css and PALE in page/drawing.js.
 PALE = (0.80, 0.98)
+RIGHT = (0.89, 0.89, 0.89)  # predicted as labeled: as gray without a photograph as over one
 TRUE_BORDER, FOUND_BORDER = (1.0, 1.0, 1.0), (1.0, 0.92, 0.0)  # of labels and predictions, over photographs
 
 # Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from edgeloss.viz.coloring import (
     read_look,
 )
 from edgeloss.viz.drawing import NARROWEST_FIGURE, KeyEntry, Picture, TextFigure, draw_figure, find_borders
-from edgeloss.viz.palette import LOUD, NOTHING, PALE, RIGHT, VOID, WRONG
+from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 from edgeloss.viz.pictures import labels_picture
 from edgeloss.viz.scores import shown
 
@@ -167,7 +166,7 @@ def _key(arrays: Arrays, maps: Sequence[ColoredMap], look: Look, *, contours: bo
     wrong = (arrays.prediction != arrays.target) & (arrays.target >= 0)
     special = [
         (f"and {more} more", (1.0, 1.0, 1.0), more > 0),
-        ("right", RIGHT if look.images is None else (fmean(PALE),) * 3, not wrong.all()),
+        ("right", RIGHT, not wrong.all()),
         ("wrong", WRONG, wrong.any()),
         ("ignored", VOID, (arrays.target < 0).any()),
         (f"highest {100 - CLIP:g} % of a map", CMAP(1.0)[:3], any(colored.is_clipped for colored in maps)),

@@ -106,7 +106,7 @@ def overlay(marks: Mapping[tuple[float, float, float], _Array], shape: Sequence[
 
 
 def error_overlay(target: _Array, prediction: _Array, *, on_photo: bool, side: int | None = None) -> Rgb:
-    """Return the wrong pixels in red, ignored ones in gray; without a photograph right ones in blue.
+    """Return the wrong pixels in red, ignored ones in gray; without a photograph right ones in light gray.
 
     Args:
         target: [H, W] labels, -1 at ignored pixels.

@@ -18,7 +18,7 @@ from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import LARGE, Arrays, Said, examine_images, keep_silent, stack_arrays, workers
 from edgeloss.viz.coloring import CLIP, ColoredMap, Look, color_maps, read_look, shown_number
-from edgeloss.viz.packing import MAX_BYTES, pack_images, step_of
+from edgeloss.viz.packing import MAX_BYTES, encode, pack_images, step_of
 from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_score, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
@@ -118,6 +118,9 @@ def draw_report(
         packed, bits = pack_images(examined, layers, room, pool)
     for image, packed_arrays in zip(images, packed, strict=True):
         image["arrays"] = packed_arrays
+        for layer in image["layers"]:  # the largest value is shown as in the statistics, not as it is rounded
+            code = encode(np.array([layer["most"]]), bits, 0 if layer["nothing"] in ("far", "zero") else step_of(bits))
+            layer["most"] = [int(code[0]), layer["most"]]
     viewer = {
         "kind": "viewer",
         "names": look.names[: arrays.classes],
@@ -190,7 +193,8 @@ def _lead(images: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    about = {"key": layer.key, "low": layer.low, "high": layer.high, "bar": pages.color_bar(*layer.ends)}
+    about = {"key": layer.key, "low": layer.low, "high": layer.high, "most": layer.most[index]}
+    about["bar"] = pages.color_bar(*layer.ends) if layer.has_bar else None
     clipped = f"; clipped at {CLIP} %" if layer.is_clipped else ""
     kind = layer.kind._replace(about=f"{layer.kind.about}{clipped}")
     return about | kind._asdict() | {"stats": layer.stats[index]}

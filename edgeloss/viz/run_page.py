@@ -427,7 +427,7 @@ def _pictures(arrays: Arrays, look: Look, image: Rgb | None, side: int, maps: Se
 
 def _map_picture(colored: ColoredMap, shape: Sequence[int], side: int) -> pages.Part:
     drawn = picture(map_to_rgb(colored, 0, shrunk(shape, side)), side, colored.kind.name, about=colored.kind.about)
-    return drawn | {"bar": pages.color_bar(*colored.ends), "is_extra": True}
+    return drawn | {"bar": pages.color_bar(*colored.ends) if colored.has_bar else None, "is_extra": True}
 
 
 def _name(key: str) -> str:

@@ -30,9 +30,9 @@ const likely = (y, x) => {
 
 const NOTHING_IS = { "off the edges": "no edge", zero: "0", far: "Infinity" };
 const terms = (y, x) =>
-  image.layers.map(({ key, name, nothing }) => {
+  image.layers.map(({ key, name, nothing, most }) => {
     const code = image.codeAt(key, y, x);
-    return [name, code === IGNORED ? "–" : code === NOTHING ? NOTHING_IS[nothing] : number(NUMBERS[code])];
+    return [name, code === IGNORED ? "–" : code === NOTHING ? NOTHING_IS[nothing] : number(code === most[0] ? most[1] : NUMBERS[code])];
   });
 
 const NEIGHBOR_HEAD = ["offset", "side", "class", "prob.", "loss", "share"];

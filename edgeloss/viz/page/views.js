@@ -146,7 +146,7 @@ const showLayer = async (side) => {
   find(".what", pane).textContent = layer?.about ?? ABOUT_LABELS[key];
   find(".others", pane).replaceChildren(keyOf(othersOf(key)));
   find(".color-bar", pane)?.remove();
-  if (layer) find(".scale", pane).prepend(barOf(layer.bar));
+  if (layer?.bar) find(".scale", pane).prepend(barOf(layer.bar));
   const name = menus[side].selectedOptions[0].textContent;
   canvases[side].ariaLabel = `${side ? "Right" : "Left"} view: ${name}`;
   redraw();

@@ -95,7 +95,9 @@ def assert_pixels_are_square(figure: Figure, ratio: float) -> None:
             assert box.height / box.width == pytest.approx(ratio)
         if axes.get_title(loc="left") in MAPS:
             bar = axes.images[0].colorbar
-            assert bar is not None
+            if bar is None:  # no value to read off
+                assert "max 0" in axes.texts[0].get_text()
+                continue
             assert box.x0 <= bar.ax.bbox.x0 < bar.ax.bbox.x1 <= box.x1
             assert bar.ax.bbox.y1 < box.y0
 

@@ -708,13 +708,6 @@ def first_sentences() -> list[str]:
     return [f"{before} to {after} %" for before, after in zip(plain, own, strict=True)] + [" and ".join(rival) + " %"]
 
 
-def long_sentences() -> list[str]:
-    """Return how far the pretrained network of the first page is ahead of cross-entropy."""
-    (rows,) = results_of("long").values()
-    ahead = next(row["differences"]["f1_1"]["mean"] for row in summarize(rows) if row["loss"] == NOW)
-    return [f"{number('f1_1', ahead)} points of F1 ahead of CE"]
-
-
 def of_long_sentences() -> list[str]:
     """Return how far ours is ahead of cross-entropy with the longer schedule."""
     (rows,) = results_of("long").values()
@@ -726,6 +719,33 @@ def of_long_sentences() -> list[str]:
         f"gains {first} points of boundary F1 over cross-entropy, {borders} of F1 of all borders and {areas} of mIoU",
         f"it was {before} points of boundary F1",
         *poles_sentences([row for row in rows if row["run"]["seed"] == 0]),
+    ]
+
+
+def converged_lede() -> list[str]:
+    """Return how far ours is ahead of cross-entropy after 100 epochs."""
+    (rows,) = results_of("converged").values()
+    ahead = next(row["differences"] for row in summarize(rows) if row["loss"] == BALANCED)
+    return [f"{number('f1_1', ahead['f1_1']['mean'])} points of F1 ahead of CE"]
+
+
+def of_converged_sentences() -> list[str]:
+    """Return how far ours is ahead of cross-entropy and of the rival after 100 epochs, and how both losses got there."""
+    (rows,) = results_of("converged").values()
+    plain, rival = (
+        next(row["differences"] for row in summarize(rows, baseline) if row["loss"] == BALANCED)
+        for baseline in (BASELINE, WEIGHTED)
+    )
+    names = "f1_1", "f1_any_1", "boundary_iou_005", "miou"
+    first, borders, bands, areas = (number(name, plain[name]["mean"]) for name in names)
+    of_rival = [number(name, rival[name]["mean"], sign="+") for name in names]
+    early = summarize([with_scores_at(row, "f1_1", 20 / row["run"]["epochs"]) for row in rows])
+    before = number("f1_1", next(row["differences"]["f1_1"]["mean"] for row in early if row["loss"] == BALANCED))
+    return [
+        f"{first} points of boundary F1 ahead of cross-entropy, {borders} of F1 of all borders, {bands} of Boundary IoU and"
+        f" {areas} of mIoU",
+        f"after 20 epochs it was {before} points of boundary F1",
+        f"{of_rival[0]}, {of_rival[1]}, {of_rival[2]} and {of_rival[3]}",
     ]
 
 
@@ -1013,10 +1033,20 @@ FIGURES = {
         f'{TABLE} configs/quality-long.yaml --baseline "{WEIGHTED}" --metrics {" ".join(OF_SEEDS)}',
         {"docs/quality.md": partial(seeds_table, "long")},
     ),
+    "converged": of_plan("docs/quality.md", long_table, "converged"),
+    "gain of converged": Figures(
+        f"{TABLE} configs/quality-converged.yaml",
+        sentences={"README.md": converged_lede, "docs/quality.md": of_converged_sentences},
+    ),
+    "more of converged": of_plan(PEERS, more_of_long, "converged"),
+    "images of converged": of_plan(PEERS, images_lines, "converged"),
+    "classes of converged": Figures(
+        f"{TABLE} configs/quality-converged.yaml --classes", {PEERS: partial(classes_of, "converged")}
+    ),
     "more of long": of_plan(PEERS, more_of_long, "long"),
     "gain of long": Figures(
         f"{TABLE} configs/quality-long.yaml",
-        sentences={"README.md": long_sentences, "docs/quality.md": of_long_sentences},
+        sentences={"docs/quality.md": of_long_sentences},
     ),
     "images of long": of_plan(PEERS, images_lines, "long"),
     "classes of long": Figures(f"{TABLE} configs/quality-long.yaml --classes", {PEERS: partial(classes_of, "long")}),

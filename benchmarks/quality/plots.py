@@ -28,6 +28,7 @@ Look = tuple[str, str]  # color and marker
 LOOKS: dict[str, Look] = {
     BASELINE: ("black", "s"),
     "edgeloss": ("#0072b2", "o"),
+    "edgeloss (class_balance 1)": ("#0072b2", "o"),
     "edgeloss (version 0.3)": ("#56b4e9", "o"),
     "weighted CE + Dice": ("#d55e00", "D"),
     "CE + Dice": ("#009e73", "^"),

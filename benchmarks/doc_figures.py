@@ -730,7 +730,7 @@ def converged_lede() -> list[str]:
 
 
 def of_converged_sentences() -> list[str]:
-    """Return how far ours is ahead of cross-entropy and of the rival after 100 epochs, and how both losses got there."""
+    """Return how far ours is ahead of cross-entropy and of the rival after 100 epochs, and of the first after 20."""
     (rows,) = results_of("converged").values()
     plain, rival = (
         next(row["differences"] for row in summarize(rows, baseline) if row["loss"] == BALANCED)
@@ -742,8 +742,8 @@ def of_converged_sentences() -> list[str]:
     early = summarize([with_scores_at(row, "f1_1", 20 / row["run"]["epochs"]) for row in rows])
     before = number("f1_1", next(row["differences"]["f1_1"]["mean"] for row in early if row["loss"] == BALANCED))
     return [
-        f"{first} points of boundary F1 ahead of cross-entropy, {borders} of F1 of all borders, {bands} of Boundary IoU and"
-        f" {areas} of mIoU",
+        f"{first} points of boundary F1 ahead of cross-entropy, {borders} of F1 of all borders,",
+        f"{bands} of Boundary IoU and {areas} of mIoU",
         f"after 20 epochs it was {before} points of boundary F1",
         f"{of_rival[0]}, {of_rival[1]}, {of_rival[2]} and {of_rival[3]}",
     ]

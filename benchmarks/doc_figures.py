@@ -1075,7 +1075,10 @@ def written(page: str, text: str) -> str:
             mark = re.compile(rf"(<!-- figures: {name} -->\n\n)(?:\|.*\n)*\n*")
             if not mark.search(text):
                 raise ValueError(f"{page}: expected the comment 'figures: {name}', but got none")
-            lines = [named(line) for line in figures.tables[page]()]
+            # Narrow screens do not break a mean from its deviation.
+            lines = [
+                named(line).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for line in figures.tables[page]()
+            ]
             text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in [*lines, ""]), text)
     return text
 

@@ -28,7 +28,7 @@ Look = tuple[str, str]  # color and marker
 LOOKS: dict[str, Look] = {
     BASELINE: ("black", "s"),
     "edgeloss": ("#0072b2", "o"),
-    "edgeloss (class_balance 1)": ("#0072b2", "o"),
+    "edgeloss, balance of the data set": ("#0072b2", "o"),
     "edgeloss (version 0.3)": ("#56b4e9", "o"),
     "weighted CE + Dice": ("#d55e00", "D"),
     "CE + Dice": ("#009e73", "^"),
@@ -155,7 +155,9 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                 means, low, high = ([*map(of, values)] for of in (statistics.fmean, min, max))
                 has_range = ours or loss == BASELINE
                 if len(epochs) > 2:
-                    axes.plot(epochs, means, color=color, linewidth=2 if ours else 1.5)
+                    axes.plot(
+                        epochs, means, marker, linestyle="-", color=color, linewidth=2 if ours else 1.5, markersize=4
+                    )
                     if has_range:
                         axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
                     continue

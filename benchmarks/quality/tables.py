@@ -23,6 +23,7 @@ CONTROL = "edge-weighted CE (k 12, class_balance 1)"
 NAMES = {
     CONTROL: "weighted CE",
     "CE + Dice (weight 2, k 12, class_balance 1)": "weighted CE + Dice",
+    "EdgeAwareLoss() (class_balance 1)": "EdgeAwareLoss(), balance of the data set",
     "camvid": "CamVid",
     "sstem": "ssTEM",
     "topomortar": "TopoMortar",

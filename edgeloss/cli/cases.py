@@ -360,6 +360,8 @@ def _how_to_fit(found: Sequence[int], classes: int, void: int | None, *, can_gro
         '; pass --classes 3 if there are as many'
         >>> _how_to_fit([0, 128, 254], 3, 255, can_grow=True)
         '; if these are its classes, pass --mask-remap 128:1,254:2'
+        >>> _how_to_fit([0, 4, 255], 10, None, can_grow=True)
+        '; 255 marks void in masks, where a prediction still has a class: store that'
         >>> _how_to_fit([0, 1, 2, 3], 2, 255, can_grow=False)
         '; to ignore those beyond, pass --mask-remap 2-3:255'
     """
@@ -368,15 +370,18 @@ def _how_to_fit(found: Sequence[int], classes: int, void: int | None, *, can_gro
         return "" if void is None else f"; if {first} marks void, pass {flag} {first}:{void}"
     if can_grow and last < 2 * len(found):
         return f"; pass --classes {last + 1} if there are as many"
-    if 2 <= len(found) <= classes:  # gray levels, or labels that do not begin at 0
+    beyond = [label for label in found if label >= classes]
+    is_void = beyond == [VOID_INDEX] and len(found) > 2
+    if void is None and is_void:
+        return f"; {VOID_INDEX} marks void in masks, where a prediction still has a class: store that"
+    if 2 <= len(found) <= classes and not is_void:  # gray levels, or labels that do not begin at 0
         runs = [[*run] for _, run in itertools.groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
         rules = [_rule(run[0][1], run[-1][1], run[0][0]) for run in runs if run[0][0] != run[0][1]]
         return f"; if these are its classes, pass {flag} {','.join(rules)}"
     if void is None:
         is_map = len(found) > max(8, 2 * classes)
         return "; if they are probabilities, pass --pred-kind probabilities" if is_map else ""
-    beyond = next(label for label in found if label >= classes)
-    return f"; to ignore those beyond, pass {flag} {_rule(beyond, last, void)}"
+    return f"; to ignore those beyond, pass {flag} {_rule(beyond[0], last, void)}"
 
 
 def _rule(first: int, last: int, to: int) -> str:

@@ -70,7 +70,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 test: setup  ## run all tests but slow ones and those of benchmarks and pages in a browser; CI=true make test runs all
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
 	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
-	@echo "==> running all tests$(if $(filter true,$(CI)),, but those of CI)"
+	@echo "==> running all tests$(if $(filter true,$(CI)),, but those that only CI runs)"
 	@$(PYTEST)
 	@$(MAKE) --no-print-directory test-triton
 

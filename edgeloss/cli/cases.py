@@ -361,7 +361,7 @@ def _how_to_fit(found: Sequence[int], classes: int, void: int | None, *, can_gro
         >>> _how_to_fit([0, 128, 254], 3, 255, can_grow=True)
         '; if these are its classes, pass --mask-remap 128:1,254:2'
         >>> _how_to_fit([0, 4, 255], 10, None, can_grow=True)
-        '; 255 marks void in masks, where a prediction still has a class: store that'
+        '; 255 marks void in masks, where a prediction has a class, too'
         >>> _how_to_fit([0, 1, 2, 3], 2, 255, can_grow=False)
         '; to ignore those beyond, pass --mask-remap 2-3:255'
     """
@@ -373,7 +373,7 @@ def _how_to_fit(found: Sequence[int], classes: int, void: int | None, *, can_gro
     beyond = [label for label in found if label >= classes]
     is_void = beyond == [VOID_INDEX] and len(found) > 2
     if void is None and is_void:
-        return f"; {VOID_INDEX} marks void in masks, where a prediction still has a class: store that"
+        return f"; {VOID_INDEX} marks void in masks, where a prediction has a class, too"
     if 2 <= len(found) <= classes and not is_void:  # gray levels, or labels that do not begin at 0
         runs = [[*run] for _, run in itertools.groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
         rules = [_rule(run[0][1], run[-1][1], run[0][0]) for run in runs if run[0][0] != run[0][1]]

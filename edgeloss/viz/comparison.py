@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import to_hex
 
+from edgeloss._checks.names import shortened
 from edgeloss._checks.options import TERMS
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
@@ -288,13 +289,8 @@ def describe_change(
 def _losses(scores: _ClassScores, names: Sequence[str]) -> str:
     """Return the classes that get worse, with their values."""
     values = ((names[k], scores.shown(scores.before[k]), scores.shown(scores.after[k])) for k in scores.worse)
-    return f"{scores.title} of {_first([f'{name} ({before} → {after})' for name, before, after in values])}"
-
-
-def _first(classes: Sequence[str]) -> str:
-    """Return the first of some classes, and how many there are more."""
-    others = len(classes) - _MOST_CLASSES
-    return ", ".join(classes[:_MOST_CLASSES]) + (f" and {others} more" if others > 0 else "")
+    shown = [f"{name} ({before} → {after})" for name, before, after in values]
+    return f"{scores.title} of {shortened(shown, _MOST_CLASSES)}"
 
 
 def _headlines(
@@ -320,7 +316,7 @@ def _headlines(
     for one in scores:
         of_total = {"IoU": FIGURES["mean_iou"].name}.get(one.title, one.title)
         if one.worse and changes[of_total]["tone"] != "worse":
-            changes[of_total]["but"] = f"worse: {_first([names[k] for k in one.worse])}"
+            changes[of_total]["but"] = f"worse: {shortened([names[k] for k in one.worse], _MOST_CLASSES)}"
     return pages.tiles(
         values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {ABOUT_ALL}"
     )

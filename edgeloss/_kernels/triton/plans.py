@@ -30,10 +30,9 @@ class Plan:
     def __init__(self, given: Tensors) -> None:
         """Begin without launches; ``given`` are the tensors of the call."""
         self._first_result = len(given) + 1  # after the workspace, in the numbers of tensors
-        self._results: list[Tensor] = []  # without memory: of their sizes, strides and types
+        self._results: list[tuple[Callable[..., Tensor], Sequence[int], Sequence[int]]] = []  # makers, sizes, strides
         self._zeroed: list[int] = []  # the results that start as zeros
         self._bytes = 0  # of the workspace
-        self._workspace = torch.empty(0)  # without memory, too
         self._values: list[Any] = []  # arguments of kernels; those that depend on the call are written over
         self._addresses: list[tuple[int, int, int]] = []  # place among the values, number of a tensor, distance from it
         self._tuples: list[tuple[int, Take]] = []  # place among the values, and its own elements
@@ -50,7 +49,8 @@ class Plan:
             self._zeroed.append(len(self._results))
             values.zero_()
         self._homes[id(values)] = values, self._first_result + len(self._results), 0
-        self._results.append(without_memory(values))
+        maker = values.new_empty(0).new_empty_strided  # of this type and device, sooner than torch.empty_strided
+        self._results.append((maker, values.shape, values.stride()))
         return values
 
     def empty(self, values: Tensor) -> Tensor:
@@ -104,17 +104,16 @@ class Plan:
 
     def finish(self, returned: int) -> None:
         """Forget the tensors of the call, which returned so many results, the first ones."""
-        self._workspace = without_memory(torch.empty(self._bytes, dtype=torch.uint8, device=self._results[0].device))
         self._returned = returned
         self._homes.clear()
         self._places.clear()
 
     def repeat(self, given: Tensors) -> list[Tensor]:
         """Launch the kernels for tensors like those of the recorded call, and return its results."""
-        results = [*map(torch.empty_like, self._results)]  # which takes half of the time of torch.empty
+        results = [make(size, stride) for make, size, stride in self._results]
         for number in self._zeroed:
             results[number].zero_()
-        workspace = torch.empty_like(self._workspace)
+        workspace = torch.empty(self._bytes, dtype=torch.uint8, device=given[0].device)
         starts = [0 if values is None else values.data_ptr() for values in (*given, workspace, *results)]
         stream = triton.runtime.driver.active.get_current_stream(given[0].get_device())
         for kernel, programs, arguments in self.launches(starts):
@@ -131,13 +130,6 @@ class Plan:
             values[place] = take(values)
         for kernel, programs, take in self._launches:
             yield kernel, programs, take(values)
-
-
-def without_memory(values: Tensor) -> Tensor:
-    """Return a tensor like another one that holds no memory."""
-    empty = torch.empty_like(values)
-    empty.untyped_storage().resize_(0)
-    return empty
 
 
 def kind_of(values: Tensor | None) -> tuple[Any, ...] | None:

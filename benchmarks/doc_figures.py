@@ -26,8 +26,10 @@ from quality.offsets import POINTS, at_offsets, best_offsets
 from quality.runs import key_of, read_plan, run_of
 from quality.scores import METRICS
 from quality.tables import (
+    BALANCED,
     BASELINE,
     CONTROL,
+    WEIGHTED,
     Summary,
     by_class,
     by_loss,
@@ -51,8 +53,6 @@ from timing.peers import LIBRARIES
 
 RIVALS = ("weighted", "dice", "rmi", "cldice")  # the losses among which is the best rival of a set
 NOW, OURS = "EdgeAwareLoss()", "EdgeAwareLoss() (version 0.3)"
-WEIGHTED = "CE + Dice (weight 2, k 12, class_balance 1)"
-BALANCED = f"{NOW} (class_balance 1)"  # by the whole data set
 NO_REGIONS = "EdgeAwareLoss() (region_weight 0, version 0.3)"
 ENOUGH = 3  # seeds of the current version, with which it takes the place of the one before
 PASS = "edgeloss (class_balance 1)"  # balanced by a pass over the labels before the training
@@ -554,7 +554,13 @@ def with_scores_at(row: Row, name: str, part: float) -> Row:
 def gain(setting: str, loss: str, baseline: str, name: str) -> Summary:
     """Return how far a loss is ahead of another one in a score."""
     rows = [row for row in rows_in(setting) if run_of(row).title in (loss, baseline)]
-    return next(row["differences"][name] for row in summarize(rows, baseline) if row["loss"] == loss)
+    return differences(rows, loss, baseline)[name]
+
+
+def differences(rows: Sequence[Row], loss: str, baseline: str) -> dict[str, Summary]:
+    """Return how far a loss is ahead of another one in each score of some rows."""
+    found: dict[str, Summary] = next(row["differences"] for row in summarize(rows, baseline) if row["loss"] == loss)
+    return found
 
 
 def where_ahead(name: str, difference: Summary) -> str:
@@ -708,44 +714,48 @@ def first_sentences() -> list[str]:
     return [f"{before} to {after} %" for before, after in zip(plain, own, strict=True)] + [" and ".join(rival) + " %"]
 
 
+def ahead_in(plan: str, loss: str, baseline: str = BASELINE) -> dict[str, float]:
+    """Return how far a loss is ahead of another one in each score, in a plan of one setting."""
+    (rows,) = results_of(plan).values()
+    return {name: one["mean"] for name, one in differences(rows, loss, baseline).items()}
+
+
+def early_f1(plan: str, loss: str) -> str:
+    """Return how many points of boundary F1 a loss is ahead of cross-entropy after 20 epochs of a plan."""
+    (rows,) = results_of(plan).values()
+    early = [with_scores_at(row, "f1_1", 20 / row["run"]["epochs"]) for row in rows]
+    return number("f1_1", differences(early, loss, BASELINE)["f1_1"]["mean"])
+
+
 def of_long_sentences() -> list[str]:
     """Return how far ours is ahead of cross-entropy with the longer schedule."""
+    ahead = ahead_in("long", NOW)
+    first, borders, areas = (number(name, ahead[name]) for name in ("f1_1", "f1_any_1", "miou"))
     (rows,) = results_of("long").values()
-    ahead = next(row["differences"] for row in summarize(rows) if row["loss"] == NOW)
-    first, borders, areas = (number(name, ahead[name]["mean"]) for name in ("f1_1", "f1_any_1", "miou"))
-    early = summarize([with_scores_at(row, "f1_1", 20 / row["run"]["epochs"]) for row in rows])
-    before = number("f1_1", next(row["differences"]["f1_1"]["mean"] for row in early if row["loss"] == NOW))
     return [
         f"gains {first} points of boundary F1 over cross-entropy, {borders} of F1 of all borders and {areas} of mIoU",
-        f"it was {before} points of boundary F1",
+        f"it was {early_f1('long', NOW)} points of boundary F1",
         *poles_sentences([row for row in rows if row["run"]["seed"] == 0]),
     ]
 
 
 def converged_lede() -> list[str]:
     """Return how far ours is ahead of cross-entropy after 100 epochs."""
-    (rows,) = results_of("converged").values()
-    ahead = next(row["differences"] for row in summarize(rows) if row["loss"] == BALANCED)
-    return [f"{number('f1_1', ahead['f1_1']['mean'])} points of F1 ahead of CE"]
+    return [f"{number('f1_1', ahead_in('converged', BALANCED)['f1_1'])} points of F1 ahead of CE"]
 
 
 def of_converged_sentences() -> list[str]:
     """Return how far ours is ahead of cross-entropy and of the rival after 100 epochs, and of the first after 20."""
-    (rows,) = results_of("converged").values()
-    plain, rival = (
-        next(row["differences"] for row in summarize(rows, baseline) if row["loss"] == BALANCED)
-        for baseline in (BASELINE, WEIGHTED)
-    )
-    names = "f1_1", "f1_any_1", "boundary_iou_005", "miou"
-    first, borders, bands, areas = (number(name, plain[name]["mean"]) for name in names)
-    of_rival = [number(name, rival[name]["mean"], sign="+") for name in names]
-    early = summarize([with_scores_at(row, "f1_1", 20 / row["run"]["epochs"]) for row in rows])
-    before = number("f1_1", next(row["differences"]["f1_1"]["mean"] for row in early if row["loss"] == BALANCED))
+    plain, rival = (ahead_in("converged", BALANCED, baseline) for baseline in (BASELINE, WEIGHTED))
+    first, borders, bands, areas = (number(name, plain[name]) for name in OF_SEEDS)
+    of_rival = dict(zip(OF_SEEDS, (number(name, rival[name], sign="+") for name in OF_SEEDS), strict=True))
     return [
         f"{first} points of boundary F1 ahead of cross-entropy, {borders} of F1 of all borders,",
         f"{bands} of Boundary IoU and {areas} of mIoU",
-        f"after 20 epochs it was {before} points of boundary F1",
-        f"{of_rival[0]}, {of_rival[1]}, {of_rival[2]} and {of_rival[3]}",
+        f"after 20 epochs it was {early_f1('converged', BALANCED)} points of boundary F1",
+        f"in boundary F1 ({of_rival['f1_1']}) and Boundary IoU ({of_rival['boundary_iou_005']})",
+        f"in F1 of all borders ({of_rival['f1_any_1']})",
+        f"in mIoU ({of_rival['miou']})",
     ]
 
 

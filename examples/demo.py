@@ -2,9 +2,9 @@
 """Train a small U-Net twice from the same seed, with cross-entropy and with EdgeAwareLoss(), and compare the two.
 
 The images are drawn by data/make_shapes.py: shapes and thin wires on a background. Both trainings run at the same time,
-with one thread each. OUTPUT gets the data, the two runs of train.py with
-their pages, comparison.html (all images, by the command edgeloss), demo.png (the median one under both networks),
-report.html (the median one, pixel by pixel) and images/index.html (all of them under the loss, pixel by pixel).
+with one thread each. OUTPUT gets the data, the two runs of train.py with their pages, comparison.html (all images, by
+the command edgeloss), demo.png (the median one under both networks), report.html (the median one, pixel by pixel) and
+images/index.html (all of them under the loss, pixel by pixel).
 """
 
 from __future__ import annotations
@@ -105,11 +105,8 @@ class Epochs:
     def say_if_silent(self) -> None:
         """Print what is running if there was no line for a while."""
         if (now := time.monotonic()) - self._last >= SILENT:
-            doing = (
-                f"epoch {done + 1} of {self.total} is running"
-                if (done := self._done()) < self.total
-                else "writing the pages"
-            )
+            done = self._done()
+            doing = f"epoch {done + 1} of {self.total} is running" if done < self.total else "writing the pages"
             self._print("", f"{shown_time(now - self._begin)}: {doing}")
 
     def _shown_left(self, done: int) -> str:
@@ -285,9 +282,7 @@ def _draw_row(
 ) -> None:
     """Draw pictures next to each other, with a line about both networks and their difference below the last ones.
 
-    ``tone`` is "better", "worse" or empty.
-
-    The first one has the name of the row above it, the others have their own.
+    The first one has the name of the row above it, the others have their own. ``tone`` is "better", "worse" or empty.
     """
     for axes, (heading, picture) in zip(row, pictures.items(), strict=True):
         axes.imshow(picture, interpolation="nearest")
@@ -340,16 +335,9 @@ def write_pages(output: Path, totals: Sequence[float]) -> str:
     gains = {name: (after[key] or 0) - (before[key] or 0) for name, (before, after) in scores.items()}
     (median,) = choose_examples(gains)["median"]
     print("    the page and the picture of the median image", flush=True)
-    given = (
-        "--image",
-        images / f"{median}.png",
-        "--mask",
-        masks / f"{median}.png",
-        *classes,
-        "-o",
-        output / "report.html",
-    )
-    run_python("-m", "edgeloss", "view", "--pred", predictions[1] / f"{median}.npy", *given)
+    given = "--image", images / f"{median}.png", "--mask", masks / f"{median}.png", *classes
+    prediction = predictions[1] / f"{median}.npy"
+    run_python("-m", "edgeloss", "view", "--pred", prediction, *given, "-o", output / "report.html")
     draw_image(output, median, scores[median], totals, len(scores)).savefig(output / "demo.png", dpi=150)
     return str(found["verdict"])
 
@@ -403,8 +391,7 @@ def run(options: argparse.Namespace) -> int:
     for name, about in WRITTEN.items():
         console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)
     took = shown_time(time.monotonic() - begin)
-    longer = "Both networks still improve, and longer trainings shrink the difference: docs/quality.md\n"
-    console.print(f"\n{longer * (options.epochs <= EPOCHS)}Trainings and pages took {took}.", markup=False)
+    console.print(f"\nTrainings and pages took {took}. Longer trainings shrink the difference: docs/quality.md")
     console.print("Next, train on your own images: docs/training.md", markup=False)
     return 0
 

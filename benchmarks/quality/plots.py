@@ -134,7 +134,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
     """Draw a metric, the loss or the edge weight over the epochs for several data sets.
 
     A line is the mean over the seeds, at the epochs that all of them have; the baseline and edgeloss also show their
-    range. Two epochs are points, apart from those of the other losses: a line would show a course that nobody measured.
+    range. Where only two epochs were scored, they are points, those of the losses next to each other.
     """
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}

@@ -19,11 +19,13 @@ from result_table import Row, markdown_table, read_rows
 
 BASELINE = "cross-entropy"
 CONTROL = "edge-weighted CE (k 12, class_balance 1)"
+WEIGHTED = "CE + Dice (weight 2, k 12, class_balance 1)"
+BALANCED = "EdgeAwareLoss() (class_balance 1)"  # by the whole data set
 # What pages and pictures call losses with options, and the folders of data sets.
 NAMES = {
     CONTROL: "weighted CE",
-    "CE + Dice (weight 2, k 12, class_balance 1)": "weighted CE + Dice",
-    "EdgeAwareLoss() (class_balance 1)": "EdgeAwareLoss(), balance of the data set",
+    WEIGHTED: "weighted CE + Dice",
+    BALANCED: "EdgeAwareLoss(), balance of the data set",
     "camvid": "CamVid",
     "sstem": "ssTEM",
     "topomortar": "TopoMortar",

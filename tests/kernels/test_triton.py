@@ -150,7 +150,7 @@ GIVEN: list[dict[str, Any]] = [
     {"other_side_weight": 0.0, "same_side_weight": 0.0},
 ]
 SIZES = [(3, 2, 1), (0, 5, 1), (2, 1500, 1), (600, 8, 4), (1500, 2, 1)]  # images, classes and tables
-LARGE = (70, 40, 1)
+LARGE = (70, 40, 1)  # in several programs, by the options that differ most at every change
 REDUCED = [(size, GIVEN[0]) for size in SIZES] + [((4, 6, 3), given) for given in GIVEN] + [(LARGE, GIVEN[4])]
 REDUCED += [pytest.param(LARGE, given, marks=pytest.mark.slow) for given in GIVEN if given is not GIVEN[4]]
 

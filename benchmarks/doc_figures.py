@@ -492,14 +492,14 @@ def with_classes(setting: str) -> str:
 
 
 def first_table() -> list[str]:
-    """Return the scores of the first page; narrow screens break them after the slash."""
+    """Return the scores of the first page; narrow screens break them after the slash, and the name of ours."""
     rows = []
     for setting, of_loss in current().items():
         plain, rival, own = of_loss.values()
         cells = (scores(row, FIRST, bold=clearly_above(row)) for row in (own, plain, rival))
         broken = (cell.replace("/\N{NO-BREAK SPACE}", "/ ") for cell in cells)
         rows.append(" | ".join([with_classes(setting), *broken]) + f"<br>{rival['loss']}")
-    return or_none(table("data | edgeloss: | CE: | best rival:", rows))
+    return or_none(table("data | edge<wbr>loss: | CE: | best rival:", rows))
 
 
 def against() -> Iterator[tuple[str, str, list[Row]]]:

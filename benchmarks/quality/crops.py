@@ -85,21 +85,24 @@ def windows(split: Split, size: int) -> list[Window]:
         for side in (height, width)
     )
 
-    def count(window: Window, prediction: Tensor) -> Tensor:
-        y = torch.stack([window.crop(prediction), window.crop(split.target)])[:, None]
-        y = y.masked_fill(y[1] == split.void, -1)
-        return boundary_f1_counts(LabelMaps(y, classes), RADIUS).sum((0, 2))[:, None]
-
     scored = []
     for image, top, left in product(range(len(split.target)), tops, lefts):
         window = Window(image, top, left, size)
-        counts = [count(window, prediction) for prediction in split.predictions.values()]
+        truth = window.crop(split.target)
+        counts = [count(window.crop(labels), truth, classes, split.void) for labels in split.predictions.values()]
         if counts[0][3] >= 2 * size:  # pixels on the true borders; a straight border is one of two classes
             scores = [score_f1(of_loss).item() for of_loss in counts]
             scored.append(window._replace(scores=scores))
     if not scored:
         raise ValueError("--window: expected windows with enough border, but got none; choose a larger window")
     return sorted(scored, key=lambda window: window.difference)
+
+
+def count(prediction: Tensor, truth: Tensor, classes: int, void: int) -> Tensor:
+    """Count the border pixels of labels [H, W], of all classes together: what `score_f1` takes."""
+    y = torch.stack([prediction, truth])[:, None]
+    y = y.masked_fill(y[1] == void, -1)
+    return boundary_f1_counts(LabelMaps(y, classes), RADIUS).sum((0, 2))[:, None]
 
 
 def at_percentiles(scored: Sequence[Window], percentiles: Iterable[float]) -> dict[float, Window]:

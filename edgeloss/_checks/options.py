@@ -317,8 +317,8 @@ class Options:
     decay: float | None = _option(
         None,
         _check_decay,
-        "Distance from the edge over which the weight of a neighbor falls by a factor of e, in pixels or units of"
-        " spacing; None for equal weights.",
+        "Distance from the edge over which the weight of a neighbor falls by a factor of e, in pixels, in"
+        " Python also in units of spacing; by default all weigh the same.",
     )
     spacing: float | Sequence[float] | None = _option(
         None, _check_axes, "Size of a pixel, or one per axis; None for 1. Only decay uses it."

@@ -14,7 +14,7 @@ from typing import Any
 from edgeloss import __version__
 from edgeloss._checks.options import HELP, Options, check_label, check_option
 from edgeloss._checks.remap import REMAPS, Rule, parse_remap
-from edgeloss.cli.parser import Parser
+from edgeloss.cli.parser import ArgumentGroup, Parser
 from edgeloss.cli.paths import PALETTE_NAMES, READ_SUFFIXES, check_paths
 
 PICTURES = (".png", ".pdf", ".svg")  # formats of Matplotlib
@@ -70,9 +70,10 @@ def make_parser() -> ArgumentParser:
         description="Show where a segmentation network fails at edges.",
         epilog=_EPILOG,
     )
-    program.add_argument("--version", action="version", version=f"edgeloss {__version__}")
+    program.add_argument(
+        "--version", action="version", version=f"edgeloss {__version__}", help="Show the version and exit."
+    )
     commands = program.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="edgeloss")
-    program._action_groups.insert(0, program._action_groups.pop())  # commands before options
     for name, (module, usage, add_options) in COMMANDS.items():
         about = inspect.getdoc(add_options) or ""
         parser = commands.add_parser(
@@ -104,29 +105,34 @@ def _add_view(parser: Parser) -> None:
       edgeloss view --pred ct.npy --mask labels.npy --slice 20-40 -o slices.html
     """
     parser.set_defaults(suffixes=(*PICTURES, ".html"), fills_folder=True)
-    _add_prediction(parser)
-    parser.add_argument("--image", **_IMAGE)
-    parser.add_argument(
+    _add_input(parser).add_argument("--image", **_IMAGE)
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--output",
         "-o",
         type=Path,
         required=True,
         help="A .png, .pdf, .svg or .html file; for folders, a folder to create.",
     )
-    parser.add_argument(
+    output.add_argument(
         "--format", dest="page_format", choices=("png", "html"), default="png", help="For folders, that of the pages."
     )
-    parser.add_argument("--terms", action="store_true", help="Also draw each edge term separately.")
-    parser.add_argument(
+    output.add_argument("--open", dest="show", action="store_true", help="Open the page, or the index, in a browser.")
+    output.add_argument("--json", **_JSON)
+    pictures = parser.add_argument_group("pictures")
+    pictures.add_argument("--terms", action="store_true", help="Also draw each edge term separately.")
+    pictures.add_argument(
         "--contours",
         action=BooleanOptionalAction,
         default=True,
-        help="Draw the borders between the true labels in pictures.",
+        help="Draw the borders between the true labels.  [default: drawn]",
     )
-    parser.add_argument("--width", type=_number(1.7, 100), help="Inches of pictures; a paper's column has 3.3.")
-    parser.add_argument("--dpi", type=_number(20, 600, int), default=200, help="Dots per inch of pictures.")
-    parser.add_argument("--open", dest="show", action="store_true", help="Open the page, or the index, in a browser.")
-    parser.add_argument("--json", **_JSON)
+    pictures.add_argument(
+        "--width",
+        type=_number(1.7, 100),
+        help="Inches; a column of a paper has 3.3.  [default: by the number of maps]",
+    )
+    pictures.add_argument("--dpi", type=_number(20, 600, int), default=200, help="Dots per inch.")
     _add_reading(parser)
     _add_loss(parser)
 
@@ -146,16 +152,16 @@ def _add_compare(parser: Parser) -> None:
       edgeloss compare ce/labels edge/labels --mask masks -o compare.html --open
     """
     parser.set_defaults(suffixes=(".html",))
-    parser.add_argument("first", metavar="A", type=Path, help="Predictions of the first network: a folder or a file.")
-    parser.add_argument("second", metavar="B", type=Path, help="Predictions of the second, with the same names.")
-    parser.add_argument("--mask", **_MASK)
-    parser.add_argument("--image", **_IMAGE)
-    parser.add_argument("--output", "-o", type=Path, required=True, help="A .html file.")
-    parser.add_argument(
-        "--names", nargs=2, metavar=("A", "B"), help="Names of the two, instead of those of their folders."
-    )
-    parser.add_argument("--open", dest="show", action="store_true", help="Open the page in a browser.")
-    parser.add_argument("--json", **_JSON)
+    files = parser.add_argument_group("input")
+    files.add_argument("first", metavar="A", type=Path, help="Predictions of the first network: a folder or a file.")
+    files.add_argument("second", metavar="B", type=Path, help="Predictions of the second, with the same names.")
+    files.add_argument("--mask", **_MASK)
+    files.add_argument("--image", **_IMAGE)
+    output = parser.add_argument_group("output")
+    output.add_argument("--output", "-o", type=Path, required=True, help="A .html file.")
+    output.add_argument("--names", nargs=2, metavar=("A", "B"), help="Names of the two.  [default: of their folders]")
+    output.add_argument("--open", dest="show", action="store_true", help="Open the page in a browser.")
+    output.add_argument("--json", **_JSON)
     _add_reading(parser)
     _add_loss(parser)
 
@@ -177,47 +183,48 @@ def _add_metrics(parser: Parser) -> None:
       edgeloss metrics --pred volumes --mask labels --classes 3 --volumes
     """
     parser.set_defaults(suffixes=(".csv", ".json", ".txt", ""))
-    _add_prediction(parser)
-    parser.add_argument(
+    _add_input(parser)
+    scores = parser.add_argument_group("scores")
+    scores.add_argument(
         "--scores",
         choices=("default", "all"),
         default="default",
         help="all adds the distances of surfaces.  [default: without them]",
     )
-    parser.add_argument(
+    scores.add_argument(
         "--spacing",
         type=_number(1e-100, 1e100),
         nargs="+",
         metavar="SIZE",
         help="The size of a pixel, or its height and width, of volumes depth, height and width: with --scores all,"
-        " lengths are in it.",
+        " lengths are in it.  [default: 1]",
     )
-    parser.add_argument(
+    scores.add_argument(
         "--volumes",
         action="store_true",
         help="Score volumes in 3-D: masks [D, H, W], predictions [C, D, H, W] or labels [D, H, W]; with --slice, a"
         " part of each.",
     )
-    parser.add_argument(
+    scores.add_argument(
         "--across-void",
         type=_number(0, 1000, int),
         default=0,
         metavar="N",
         help="Continue labels across void of at most N pixels, where void lies between all classes.",
     )
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--per-image", metavar="FILE.csv", type=Path, help="A file for the scores of each image and class."
     )
-    parser.add_argument(
+    output.add_argument(
         "--format",
         choices=("table", "csv", "json"),
-        help="By default that of the suffix of --output, else a table,"
-        " which is in percent; csv and json have fractions.",
+        help="A table is in percent, csv and json have fractions.  [default: by the suffix of --output, else table]",
     )
     for form in ("csv", "json"):
         about = f"The same as --format {form}{', with every class' if form == 'csv' else ''}."
-        parser.add_argument(f"--{form}", dest="format", action="store_const", const=form, help=about)
-    parser.add_argument("--output", "-o", type=Path, help="A file to write to instead of standard output.")
+        output.add_argument(f"--{form}", dest="format", action="store_const", const=form, help=about)
+    output.add_argument("--output", "-o", type=Path, help="A file to write to.  [default: standard output]")
     _add_reading(parser, needs_classes=True)
 
 
@@ -235,20 +242,21 @@ def _add_diagnose(parser: Parser) -> None:
       edgeloss diagnose --pred logits --mask masks --classes 11
     """
     parser.set_defaults(suffixes=PICTURES, fills_folder=True, output_flag="--figure")
-    _add_prediction(parser)
-    parser.add_argument(
+    _add_input(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--figure",
         dest="output",
         metavar="FIGURE",
         type=Path,
         help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files.",
     )
-    parser.add_argument(
+    output.add_argument(
         "--verbose",
         action="store_true",
         help="Also print the statistics of every tensor, in two precisions, of every image.",
     )
-    parser.add_argument("--json", **_JSON)
+    output.add_argument("--json", **_JSON)
     _add_reading(parser)
     _add_loss(parser)
 
@@ -263,15 +271,18 @@ def _add_info(parser: Parser) -> None:
     parser.add_argument("--json", **_JSON)
 
 
-def _add_prediction(parser: Parser) -> None:
-    parser.add_argument(
+def _add_input(parser: Parser) -> ArgumentGroup:
+    """Add the options of a prediction and its mask, and return their group."""
+    files = parser.add_argument_group("input")
+    files.add_argument(
         "--pred",
         type=Path,
         required=True,
         help="Logits or probabilities [C, H, W] in .npy, .npz or .pt, or labels [H, W] (also in .png). A prediction of"
         " lower resolution than the mask is upsampled as in the loss.",
     )
-    parser.add_argument("--mask", **_MASK)
+    files.add_argument("--mask", **_MASK)
+    return files
 
 
 def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
@@ -289,7 +300,8 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
         "--classes",
         metavar="N|FILE",
         type=_classes,
-        help='The number of classes, or a text file with one "<index> <name>" or one name per line.',
+        help='The number of classes, or a text file with one "<index> <name>" or one name per line.'
+        + "  [default: as many as the prediction has]" * (not needs_classes),
     )
     reading.add_argument(
         "--ignore-index",
@@ -335,7 +347,7 @@ def _add_loss(parser: Parser) -> None:
                 raise ArgumentTypeError(str(error).partition(": ")[2]) from error  # without the name
             return value
 
-        flag, about = f"--{name.replace('_', '-')}", HELP[name].replace("%", "%%").replace("≥ ", "≥\N{NO-BREAK SPACE}")
+        flag, about = f"--{name.replace('_', '-')}", HELP[name].replace("%", "%%")
         loss.add_argument(flag, metavar="NUMBER", type=parsed, default=one.default, help=about)
 
 

@@ -5,29 +5,59 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from argparse import PARSER, SUPPRESS, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
+from argparse import PARSER, Action, ArgumentError, ArgumentParser, HelpFormatter, _ArgumentGroup
 from typing import Any, NoReturn
 
 from edgeloss._checks.names import did_you_mean
 from edgeloss.cli.messages import fail
 
+ArgumentGroup = _ArgumentGroup  # which argparse does not export
+
+
+_SPACE = "\N{NO-BREAK SPACE}"
+# What stays on one line: a shape or a range, a short default, a quotation, a bound, an option with its value.
+_UNBROKEN = re.compile(r'\[[^]a-z]*\]|\[default: \S+\]|"[^"]*"|≥ \S+|--?[a-z-]+ [^\s-]\S*')
+
+
+def _wrap(text: str, width: int, indent: str = "", *, end: str = "") -> list[str]:
+    """Return lines of at most ``width`` characters, broken between words, all but the last with an end."""
+    text = _UNBROKEN.sub(lambda match: match[0].replace(" ", _SPACE), text)
+    lines = textwrap.wrap(
+        text, width - len(end), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+    return f"{end}\n".join(lines).replace(_SPACE, " ").split("\n")
+
+
+def _wrap_line(line: str, width: int) -> list[str]:
+    """Wrap a line that is no part of a paragraph; a command so that it can still be pasted into a shell."""
+    if len(line) <= width:
+        return [line]
+    is_command, indent = line.startswith("  edgeloss "), len(line) - len(line.lstrip())
+    return _wrap(line, width, " " * (indent and indent + 2), end=" \\" * is_command)
+
 
 class _HelpFormatter(HelpFormatter):
-    """Wrap the paragraphs of descriptions but not indented lines, and append what an option is without it."""
+    """Wrap paragraphs, and indented lines each by itself, and append what an option is without it."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = text.split("\n\n")
-        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in paragraphs) + "\n"
+        lines: list[str] = []
+        for part in text.split("\n\n"):
+            whole = part.split("\n") if "\n  " in part else [" ".join(part.split())]
+            lines += [*itertools.chain(*(_wrap_line(line, width) for line in whole)), ""]
+        return "\n".join(lines)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return _wrap(" ".join(text.split()), width)
 
     def _format_usage(self, usage: str | None, *rest: Any) -> str:  # noqa: ANN401
         text = super()._format_usage(usage, *rest)
         if usage is None:  # which argparse wraps
             return text
-        return textwrap.fill(text.strip(), self._width, subsequent_indent=" " * len("usage: ")) + "\n\n"
+        return "\n".join(_wrap(text.strip(), self._width, " " * len("usage: "))) + "\n\n"
 
     def _get_help_string(self, action: Action) -> str:
-        is_told = action.nargs == 0 or action.default in (None, "") or "default:" in str(action.help)
-        return str(action.help) + ("" if is_told else "  [default: %(default)s]")
+        has_default = action.nargs != 0 and action.default not in (None, "") and "default:" not in str(action.help)
+        return str(action.help) + "  [default: %(default)s]" * has_default
 
 
 class _HelpAll(Action):
@@ -47,26 +77,28 @@ class Parser(ArgumentParser):
         """Create a parser that has ``--help`` only."""
         super().__init__(prog, **(options | {"formatter_class": _HelpFormatter, "allow_abbrev": False}))
         self.hidden: list[_ArgumentGroup] = []
+        self._option_string_actions["--help"].help = "Show this help and exit."
 
     def add_hidden_group(self, title: str) -> _ArgumentGroup:
         """Return a group of options that ``--help`` leaves out."""
         if not self.hidden:
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=SUPPRESS)
+            self._option_string_actions["--help"].help = "Show the usual options and exit."
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show every option and exit.")
         group = self.add_argument_group(title)
         self.hidden.append(group)
         return group
 
     def format_help(self) -> str:
-        """Return the help, without the groups that are hidden, which its last line counts."""
+        """Return the help. Of the groups that are hidden it has the names of the options only."""
         groups, epilog = self._action_groups, self.epilog
         if self.hidden:
-            count, titles = (
-                sum(len(group._group_actions) for group in self.hidden),
-                [group.title for group in self.hidden],
-            )
-            self.epilog = f"{self.prog} --help-all has {count} more options: {' and '.join(map(str, titles))}"
+            names = {group.title: [one.option_strings[0] for one in group._group_actions] for group in self.hidden}
+            lists = [f"  {title}: {', '.join(options)}" for title, options in names.items()]
+            count = sum(map(len, names.values()))
+            self.epilog = "\n".join([f"{count} more options, which {self.prog} --help-all describes:", *lists])
         try:
-            self._action_groups = [group for group in groups if group not in self.hidden]
+            shown = [group for group in groups if group not in self.hidden]
+            self._action_groups = sorted(shown, key=lambda group: group is self._optionals)  # --help last
             return super().format_help()
         finally:
             self._action_groups, self.epilog = groups, epilog

@@ -31,17 +31,33 @@ def test_help_fits_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, comma
     monkeypatch.setenv("COLUMNS", str(width))
     for words in (["--help"], [command, "--help"], [command, "--help-all"]):
         lines = run(*words).out.splitlines()
-        assert max(len(line) for line in lines if not line.startswith("  edgeloss ")) <= width
+        assert max(map(len, lines)) <= width
+        assert not [line for line in lines if line.endswith(("-", "[C,", "[D,"))]  # a broken word or shape
 
 
-def test_help_shows_the_usual_options_and_counts_the_others(run: Run) -> None:
-    usual, every = (run("view", word).out for word in ("--help", "--help-all"))
-    options = [set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in (usual, every)]
-    assert options[0] < options[1]
-    assert {"--pred", "--mask", "--classes", "--palette"} <= options[0]
-    assert {"--slice", "--remap", "--radius", "--edge-weight"} <= options[1] - options[0]
-    assert f"edgeloss view --help-all has {len(options[1] - options[0])} more options" in usual.replace("\n", " ")
+def test_examples_can_be_pasted_at_any_width(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    for width in (50, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        examples = run("view", "--help").out.partition("Examples:\n")[2].partition("\n\n")[0]
+        shown.append([line.split() for line in examples.replace("\\\n", "").splitlines()])
+    assert shown[0] == shown[1]
+    assert len(shown[0]) == 4
+
+
+@pytest.mark.parametrize("command", ["view", "compare", "metrics", "diagnose"])
+def test_help_describes_the_usual_options_and_names_the_others(run: Run, command: str) -> None:
+    usual, every = (run(command, word).out for word in ("--help", "--help-all"))
+    described, known = (set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE)) for text in (usual, every))
+    assert described < known
+    assert {"--mask", "--classes", "--palette", "--help", "--help-all"} <= described
+    assert {"--slice", "--remap"} <= known - described
+    assert ("--radius" in known) == (command != "metrics")
+    begin, others = usual.split(" more options, ")
+    assert int(begin.rpartition("\n")[2]) == len(known - described)
+    assert set(re.findall("--[a-z-]+", others)) - {"--help-all"} == known - described
     assert "more options" not in every
+    assert "None" not in every
     assert "--help-all" not in run("info", "--help").out
 
 

@@ -41,7 +41,7 @@ from edgeloss.io import (
     read_prediction,
     remap_labels,
 )
-from edgeloss.io.arrays import Choice, check_fits, count_slices
+from edgeloss.io.arrays import SWAPPED, Choice, check_fits, count_slices
 from edgeloss.io.images import picture_size
 from edgeloss.io.labels import LABEL_NAMES
 from edgeloss.io.predictions import PREDICTION_NAMES
@@ -78,6 +78,11 @@ class Case(NamedTuple):
     def predicted(self, valid: Tensor) -> Tensor:
         """Return the predicted labels [B, H, W], arbitrary outside of the valid pixels."""
         return readable_logits(self.logits, valid).argmax(1)
+
+    def wrong(self, valid: Tensor) -> Tensor:
+        """Return where the predicted label is not the true one, or is unknown since a logit is nan."""
+        logits = readable_logits(self.logits, valid)
+        return (logits.argmax(1) != self.target) | logits.isnan().any(1)
 
     def pictures(self) -> list[npt.NDArray[np.uint8] | None]:
         """Return the images, each [H, W, 3], or None for each."""
@@ -197,11 +202,13 @@ class Reader:
         prediction, channels = self._with_classes(prediction, mask, files)
         self._check_labels(files.mask, mask, channels, self.ignore_index, is_of_labels=prediction.kind == "labels")
         logits = prediction.logits(channels)
-        is_stretched = not _have_one_aspect(prediction.values.shape[-2:], mask.shape)
+        is_stretched = not _have_one_aspect((h, w), mask.shape)
         if is_stretched:
             say(
                 f"note: {files.prediction}: {h} × {w} cells have another aspect ratio than the {mask.shape[0]} ×"
                 f" {mask.shape[1]} pixels of {files.mask}; they are stretched over it"
+                + f"; {SWAPPED}"
+                * _have_one_aspect((w, h), mask.shape)
             )
         self._say_what_is_odd(files, prediction.non_finite, logits, mask)
         return Case(
@@ -328,7 +335,7 @@ def _interpretation(prediction: Prediction, shape: torch.Size, *, is_stretched: 
     return text
 
 
-def _have_one_aspect(size: torch.Size, shape: torch.Size) -> bool:
+def _have_one_aspect(size: Sequence[int], shape: Sequence[int]) -> bool:
     """Return whether h × w cells can be those of a network's stride on H × W pixels, give or take a cell per axis."""
     ratios = [(length / (cells + 1), length / max(cells - 1, 0.5)) for cells, length in zip(size, shape, strict=True)]
     return max(low for low, _ in ratios) < min(high for _, high in ratios)

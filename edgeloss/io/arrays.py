@@ -21,7 +21,11 @@ from edgeloss._checks.names import shortened
 from edgeloss.io import limits
 from edgeloss.io.files import ARRAY_SUFFIXES, InputError, reading, wrong_suffix
 
-_NO_NUMBERS = "is damaged, or holds something other than numbers; pickled objects are not read"
+_NO_NUMBERS = (
+    "expected numbers as numpy.save or torch.save write them, but got a damaged file or other objects; pickled objects"
+    " are not read"
+)
+SWAPPED = "if its axes are [C, W, H], swap them, as by numpy.swapaxes(prediction, -1, -2)"
 
 
 class Array(NamedTuple):
@@ -212,6 +216,8 @@ def check_fits(path: Path, shape: Sequence[int], mask: Size) -> None:
     advice = "pass the mask of this size, or resize the prediction"
     if len(shape) >= 3 and _fits(shape[-3:-1], mask):
         advice = "store it with the classes first, [C, H, W], as by numpy.moveaxis(prediction, -1, -3)"
+    elif _fits(shape[:-3:-1], mask):
+        advice = SWAPPED
     raise InputError(
         f"{path}: expected the {mask.height} × {mask.width} pixels of {mask.path}, or the same picture in lower"
         f" resolution, but got {' × '.join(map(str, shape[-2:]))} in {list(shape)}; {advice}"

@@ -106,7 +106,8 @@ def labels_of_array(array: Array, path: Path) -> Tensor:
     if values.dim() != 2 or not are_whole(values):
         of_floats = "; logits and probabilities are predictions, not labels (edgeloss --pred)"
         hint = "" if values.dim() < 3 else VOLUME if array.is_integer else of_floats
-        got = array.text if values.dim() != 2 else f"{array.text} with fractions"
+        odd = "fractions" if values.isfinite().all() else "values that are not finite"
+        got = array.text if values.dim() != 2 else f"{array.text} with {odd}"
         raise InputError(f"{path}: expected integer labels [H, W], but got {got}{hint}")
     return values.long()
 
@@ -178,5 +179,6 @@ def _labels_of_colors(pixels: npt.NDArray[np.uint8], colors: Mapping[Rgb, int] |
             advice = "is it a photograph (edgeloss --image), or a mask that was stored as JPEG, which changes labels?"
         raise InputError(f"{path}: expected class indices, but got colors, such as {color} at [{y}, {x}]; {advice}")
     raise InputError(
-        f"{path}: expected colors of the palette, but got {len(unknown)} unknown, such as {color} at [{y}, {x}]"
+        f"{path}: expected colors of the palette, but got {len(unknown)} unknown, such as {color} at [{y}, {x}];"
+        " name another palette, or a file that lists the colors (edgeloss --palette)"
     )

@@ -120,11 +120,11 @@ def find_split(layout: str, root: str | Path, split: str, *, classes: str | Path
     """
     if layout not in LAYOUTS:
         raise InputError(
-            f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}{did_you_mean(layout, LAYOUTS)}"
+            f"expected one of the layouts {', '.join(LAYOUTS)}, but got {layout!r}{did_you_mean(layout, LAYOUTS)}"
         )
     about, root, names = LAYOUTS[layout], Path(root), CLASS_NAMES.get(layout)
     if classes is not None and names:
-        raise InputError(f"classes: expected none for the layout {layout}, which has its own, but got {classes}")
+        raise InputError(f"expected no classes for the layout {layout}, which has its own, but got {classes}")
     images, masks, listed = _places(about, root, split)
     if not (images.is_dir() and masks.is_dir()):
         for name, other in LAYOUTS.items():

@@ -67,6 +67,7 @@ FILES: dict[str, Write] = {
     "volume.npy": array(2, C, H, W),
     "classes_last.npy": array(H, W, C),
     "large.npy": array(C, H + 1, W),
+    "swapped.npy": array(C, W, H),
     "quantized.npy": array(C, H, W, dtype=np.uint8),
     "quantized.pt": tensor(torch.zeros(C, H, W, dtype=torch.int8)),
     "int8.npy": array(H, W, dtype=np.int8, value=-1),
@@ -106,7 +107,10 @@ COMMANDS = {
     "view of folders": "view --pred preds --mask masks -o new --format html",
     "compare of folders": "compare preds preds --mask masks -o out.html",
 }
-NOT_NUMBERS = "is damaged, or holds something other than numbers; pickled objects are not read"
+NOT_NUMBERS = (
+    "expected numbers as numpy.save or torch.save write them, but got a damaged file or other objects; pickled objects"
+    " are not read"
+)
 NO_IMAGE = "can't be read as an image"
 SUFFIXES = "expected labels in one of .png, .bmp, .tif, .tiff, .npy, .npz, .pt, .pth, but got"
 VOLUME = (
@@ -176,6 +180,10 @@ SOME = {
         (
             "--pred classes_last.npy",
             "but got 32 × 3 in [24, 32, 3]; store it with the classes first, [C, H, W], as by numpy.moveaxis",
+        ),
+        (
+            "--pred swapped.npy",
+            "but got 32 × 24 in [3, 32, 24]; if its axes are [C, W, H], swap them, as by numpy.swap",
         ),
         (
             "--pred large.npy",

@@ -169,12 +169,14 @@ def test_remap_replaces_labels(tmp_path: Path, remap: str, stored: list[int], la
 
 
 @pytest.mark.parametrize(
-    ("size", "is_stretched"), [((12, 16), False), ((6, 8), False), ((7, 9), False), ((16, 16), True)]
+    ("size", "is_stretched"), [((12, 16), False), ((6, 8), False), ((7, 9), False), ((16, 16), True), ((16, 12), True)]
 )
 def test_logits_of_another_aspect_ratio_are_noted(
     folder: Path, capsys: pytest.CaptureFixture[str], size: tuple[int, int], is_stretched: bool
 ) -> None:
     np.save(folder / "pred.npy", np.zeros((C, *size), np.float32))
     case = read(folder, "pred.npy")
-    assert ("they are stretched over it" in capsys.readouterr().err) == is_stretched
+    note = capsys.readouterr().err
+    assert ("they are stretched over it" in note) == is_stretched
+    assert ("if its axes are [C, W, H], swap them" in note) == (size == (16, 12))
     assert case.interpretation.endswith("stretched" if is_stretched else "upsampled")

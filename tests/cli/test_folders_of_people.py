@@ -61,9 +61,9 @@ def test_a_data_set_as_downloaded_is_read(run: Run, tmp_path: Path, layout: str,
     ("words", "message"),
     [
         ("--data camvid no train", "no: no such file or folder"),
-        ("--data coco data train", "layout: expected one of folder, ade20k, camvid,"),
+        ("--data coco data train", "expected one of the layouts folder, ade20k, camvid,"),
         ("--data camvid data test", "data/test: no such file or folder; data has "),
-        ("--data camvid data train --classes classes.txt", "classes: expected none for the layout camvid"),
+        ("--data camvid data train --classes classes.txt", "expected no classes for the layout camvid"),
         (
             "--data camvid data train --mask data",
             "expected --mask or --data, but got",

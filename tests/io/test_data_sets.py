@@ -137,9 +137,9 @@ def test_the_layout_that_a_folder_has_is_named(layout: str, stored: str, split: 
 
 
 def test_bad_arguments_and_an_empty_list(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"layout: expected one of {', '.join(LAYOUTS)}, but got 'coco'"):
+    with pytest.raises(InputError, match=f"expected one of the layouts {', '.join(LAYOUTS)}, but got 'coco'"):
         find_split("coco", tmp_path, "train")
-    with pytest.raises(InputError, match="classes: expected none for the layout pet, which has its own"):
+    with pytest.raises(InputError, match="expected no classes for the layout pet, which has its own"):
         find_split("pet", tmp_path, "train", classes="classes.txt")
     write_tree("voc", tmp_path)
     (tmp_path / TRAIN).write_text("\n")

@@ -70,7 +70,8 @@ def test_reads_colors_and_gray_values_in_color(tmp_path: Path) -> None:
     pixels[0, 1] = 1, 2, 3
     Image.fromarray(pixels).save(path)
     with pytest.raises(
-        InputError, match=r"expected colors of the palette, but got 1 unknown, such as \(1, 2, 3\) at \[0, 1"
+        InputError,
+        match=r"expected colors of the palette, but got 1 unknown, such as \(1, 2, 3\) at \[0, 1\]; name another",
     ):
         io.read_labels(path, colors=colors)
     Image.fromarray(np.array([[(3, 3, 3), (255, 255, 255)]], np.uint8)).save(path)

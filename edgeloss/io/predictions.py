@@ -8,6 +8,7 @@ floats are logits. Probabilities are divided by their sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -37,12 +38,15 @@ class Prediction(NamedTuple):
     Attributes:
         kind: what the values are.
         values: [C, h, w] floating; for ``"labels"``, [h, w] int64.
-        non_finite: how many values are nan or infinite.
     """
 
     kind: PredictionKind
     values: Tensor
-    non_finite: int
+
+    @property
+    def non_finite(self) -> int:
+        """How many values are nan or infinite; as many logits are."""
+        return 0 if self.kind == "labels" else int((~self.values.isfinite()).sum())
 
     @property
     def num_classes(self) -> int | None:
@@ -63,7 +67,7 @@ class Prediction(NamedTuple):
             [C, h, w] floating; [1, h, w] for one channel.
 
         Example:
-            >>> Prediction("labels", torch.tensor([[1]]), 0).logits(3).exp().flatten()
+            >>> Prediction("labels", torch.tensor([[1]])).logits(3).exp().flatten()
             tensor([0.0500, 0.9000, 0.0500])
         """
         if self.kind == "logits":
@@ -131,7 +135,7 @@ def read_prediction(
         raise wrong_suffix(path, "logits", ARRAY_SUFFIXES)
     else:
         labels = read_labels(path, colors=colors, region=region, at=at, page=page, note=note)
-        return Prediction("labels", labels, 0)
+        return Prediction("labels", labels)
     return _of_array(array, kind, path, note)
 
 
@@ -140,7 +144,7 @@ def _of_array(array: Array, kind: PredictionKind | None, path: Path, note: Note)
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values
     if kind == "labels":
-        return Prediction("labels", labels_of_array(array, path), 0)
+        return Prediction("labels", labels_of_array(array, path))
     if values.dim() != 3:
         expected = (
             "labels [H, W] or floating logits" if array.is_integer and kind is None else f"floating {kind or 'logits'}"
@@ -149,7 +153,7 @@ def _of_array(array: Array, kind: PredictionKind | None, path: Path, note: Note)
             f"{path}: expected {expected} [C, H, W], but got {array.text}{VOLUME if values.dim() > 3 else ''}"
         )
     if kind is None and _are_labels(values):
-        return Prediction("labels", labels_of_array(array, path), 0)
+        return Prediction("labels", labels_of_array(array, path))
     return _floating(values, kind, array, path, note)
 
 
@@ -166,7 +170,7 @@ def _floating(values: Tensor, kind: PredictionKind | None, array: Array, path: P
             note(f"{path}: {about}")
         elif kind is None and ((values == 0) | (values == 1)).all():
             note(f"{path}: {_read_as('probabilities', 'its values are 0 or 1', 'labels')}")
-        return Prediction("probabilities", p, seen.non_finite)
+        return Prediction("probabilities", p)
     if kind == "probabilities" or (kind is None and array.is_integer):
         hint = _QUANTIZED if array.is_integer else "; --pred-kind logits takes any floating values"
         expected = "probabilities, in 0 to 1, 0 to 100 or 0 to 255," if kind else "labels [H, W] or floating logits"
@@ -175,7 +179,7 @@ def _floating(values: Tensor, kind: PredictionKind | None, array: Array, path: P
         raise InputError(f"{path}: expected floating {kind} [C, H, W], but got {array.text}{_QUANTIZED}")
     if kind is None and seen.scale(values, array, is_given=True) is not None:
         note(f"{path}: {_read_as('logits', seen.whole, 'probabilities')}")
-    return Prediction("logits", values, seen.non_finite)
+    return Prediction("logits", values)
 
 
 def _read_as(kind: PredictionKind, reason: str, other: PredictionKind) -> str:
@@ -245,12 +249,16 @@ def _are_labels(values: Tensor) -> bool:
     """Return whether a map [C, h, w] holds labels."""
     if not values.is_floating_point():
         return len(values) == 1 or one_hot_axis(values) is not None
-    return len(values) == 1 and float(values.min()) >= 0 and float(values.max()) >= 2 and are_whole(values)
+    values = (
+        values[values.isfinite()] if len(values) == 1 else values[:0]
+    )  # with a nan, they are labels that are refused
+    return bool(values.numel()) and float(values.min()) >= 0 and float(values.max()) >= 2 and are_whole(values)
 
 
 def _normalized(values: Tensor, scale: int) -> tuple[Tensor, float]:
-    """Return probabilities that add up to 1, and how far from that their sums were; nan stays."""
+    """Return probabilities that add up to 1, and how far from that their sums were; what is not finite becomes nan."""
     values = values.float() / scale if scale > 1 or not values.is_floating_point() else values
+    values = values.masked_fill(~values.isfinite(), math.nan)  # clamped, an infinity would be a probability
     if len(values) == 1:
         return values.clamp(0, 1), 0.0
     wide = values if values.dtype == torch.float64 else values.float()
@@ -259,7 +267,7 @@ def _normalized(values: Tensor, scale: int) -> tuple[Tensor, float]:
     # A probability that was rounded to 0 is smaller than half a step, and its logarithm is not that of 0.
     wide = wide.clamp(min=_step(wide, scale) / 4)
     sums = wide.sum(0)
-    p = wide / sums
+    p = wide / sums.nan_to_num(1.0)  # next to a nan, the other probabilities stay as they are stored
     p[:, sums == 0] = 1 / len(p)
     return p.to(values.dtype), float(off.max()) if len(off) else 0.0
 

@@ -6,8 +6,8 @@ import copy
 import dataclasses
 import math
 from argparse import Namespace
-
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any
 
 from edgeloss import debug
 from edgeloss._checks.names import shortened
@@ -19,6 +19,8 @@ from edgeloss.cli.work import Work, read_split
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.scores import FIGURES
 
+Facts = Mapping[str, Any]  # about an image, as in its JSON
+
 
 def diagnose(options: Namespace) -> int:
     """Print the report of each case, and draw its gradient.
@@ -29,96 +31,128 @@ def diagnose(options: Namespace) -> int:
     split = read_split(options)
     reader, work = Reader(options, split), Work(options, split)
     figures = work.outputs(options, ".png")
-    reports: dict[str, debug.Report] = {}
+    images: dict[str, dict[str, Any]] = {}  # without the gradients, of which a folder has more than fits into memory
     for files, said in work:
         said("diagnosing")
         with work.skipping(files):
-            case = reader.read(files)
-            report = debug.diagnose(reader.criterion, case.logits, case.target)
+            case, criterion = reader.read(files), reader.criterion
+            report = debug.diagnose(criterion, case.logits, case.target)
             if (path := figures.get(files.name)) is not None:
-                write(path, _figure(report, reader.criterion, case, path.suffix), options.command)
+                write(path, _figure(report, criterion, case, path.suffix), options.command)
                 say_wrote(path)
-            reports[files.name] = report
-        if not options.as_json and files.name in reports:
-            text = _text(reports[files.name], case, reader.criterion, options)
-            print(f"{printable(files.name)}: {text}" if options.takes_folders else text)
-    bad = [name for name, report in reports.items() if not report.ok]
+            facts = _facts(report, case, criterion)
+            images[files.name] = {"summary": facts} | report.to_dict()
+            if not options.as_json:
+                text = _text(report, facts, criterion, options)
+                print(f"{printable(files.name)}: {text}" if options.takes_folders else text)
+    bad = [name for name, one in images.items() if not one["ok"]]
+    warned = [name for name, one in images.items() if any(x["level"] == "warning" for x in one["findings"])]
     if options.as_json:
-        images = {name: report.to_dict() for name, report in reports.items()}
-        every = {"ok": not bad, "images": images, "skipped": work.skipped}
+        every = {"ok": not bad, "not_finite": bad, "warnings": warned, "images": images, "skipped": work.skipped}
         print(to_json(every if options.takes_folders else images.popitem()[1]))
     elif options.takes_folders:
-        warned = [name for name, report in reports.items() if any(one.level == "warning" for one in report.findings)]
         listed = [
             f"{what}: {', '.join(map(printable, names)) or 'none'}"
             for what, names in {"not finite": bad, "warnings": warned}.items()
         ]
-        print("; ".join([f"{len(reports)} images", *listed]))
+        print("; ".join([f"{len(images)} images", *listed]))
     reader.say_at_the_end()
     return work.finish() or (1 if bad else 0)
 
 
-def _text(report: debug.Report, case: Case, criterion: EdgeAwareLoss, options: Namespace) -> str:
-    """Return what is printed of an image; of one in a folder without a finding, a line."""
-    if options.verbose:
-        return f"{report}\n" if options.takes_folders else str(report)
-    if options.takes_folders and not report.findings and report.gradient is not None:
-        loss, largest = next(iter(report.to_dict()["loss"].values()))["min"], float(report.gradient.abs().amax())
-        numbers = f"loss {_shown(loss)} and healthy, gradient at most {_shown(largest)} at a logit"
-        return f"{numbers}; {_wrong(case, criterion)}"
-    text = f"{report.summary()}\n\n{_numbers(report, case, criterion)}"
-    return f"{text}\n" if options.takes_folders else text
-
-
-def _numbers(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> str:
-    """Return what prediction and labels are, the size of the gradient, and the loss as a sum of its terms."""
-    found = report.to_dict()
-    logits, counted = found["inputs"]["logits"], case.target[_valid(case, criterion)]
-    classes = shortened([str(label) for label in counted.flatten().bincount().nonzero().flatten().tolist()])
-    ignored = 1 - counted.numel() / case.target.numel()
-    lines = {
-        "prediction": f"{case.interpretation}; {_wrong(case, criterion)}",
-        "logits": f"{_shown(logits['min'])} to {_shown(logits['max'])}",
-        "labels": (classes or "none") + (f"; {100 * ignored:.1f} % of the pixels are ignored" if ignored else ""),
+def _facts(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> dict[str, Any]:
+    """Return what the text and the JSON of an image have: shares are fractions of 1, None where there is no whole."""
+    assert criterion.ignore_index is not None  # that of a reader
+    found, valid = report.to_dict(), case.target != criterion.ignore_index
+    logits, labeled, wrong = found["inputs"]["logits"], case.target[valid], case.wrong(valid)[valid].double()
+    facts: dict[str, Any] = {
+        "verdict": report.verdict,
+        "prediction": {"read_as": case.interpretation, "wrong": float(wrong.mean()) if wrong.numel() else None},
+        "logits": {
+            "min": logits["min"],
+            "max": logits["max"],
+            "not_finite": logits["nan"] + logits["posinf"] + logits["neginf"],
+        },
+        "labels": {
+            "values": labeled.flatten().bincount().nonzero().flatten().tolist(),
+            "ignored": 1 - labeled.numel() / case.target.numel(),
+        },
     }
     if report.gradient is not None:
         size = report.gradient.abs().amax(1)
-        zeros, most = float((size == 0).double().mean()), float(size.amax())
+        facts["gradient"] = {"max": float(size.amax()), "zero": float((size == 0).double().mean())}
+    if "loss" in found:
+        facts["loss"] = {dtype: one["min"] for dtype, one in found["loss"].items()}
+    if report.terms:
+        terms, norms = report.terms, report.gradient_norms
+        whole = sum(norms.values())
+        facts["terms"] = {
+            name: {
+                "mean": terms[name],
+                "weight": weight,
+                "in_the_loss": weight * terms[name],
+                "gradient": norms[name] / whole if whole and math.isfinite(whole) else None,
+            }
+            for name, option in SUMMANDS.items()
+            if (weight := getattr(criterion, option))
+        }
+        if criterion.edge_weight:
+            facts["edges"] = {name: terms[name] for name in (*(one.name for one in EDGE_TERMS), "edge", "edge_focused")}
+    return facts
+
+
+def _text(report: debug.Report, facts: Facts, criterion: EdgeAwareLoss, options: Namespace) -> str:
+    """Return what is printed of an image; of one in a folder without a finding, a line."""
+    if options.verbose:
+        return f"{report}\n" if options.takes_folders else str(report)
+    if options.takes_folders and not report.findings and "gradient" in facts:
+        loss, largest = next(iter(facts["loss"].values())), facts["gradient"]["max"]
+        numbers = f"loss {_shown(loss)} and healthy, gradient at most {_shown(largest)} at a logit"
+        return f"{numbers}; {_wrong(facts)}"
+    text = f"{report.summary()}\n\n{_numbers(facts)}"
+    if "terms" in facts:
+        text += f"\n\n{_sum_of_terms(facts, criterion)}"
+    return f"{text}\n" if options.takes_folders else text
+
+
+def _numbers(facts: Facts) -> str:
+    """Return what prediction and labels are, the size of the gradient, and the loss."""
+    logits, labels = facts["logits"], facts["labels"]
+    span = "none is finite" if logits["min"] is None else f"{_shown(logits['min'])} to {_shown(logits['max'])}"
+    if logits["not_finite"] and logits["min"] is not None:
+        span += f"; {logits['not_finite']} not finite"
+    ignored = f"; {100 * labels['ignored']:.1f} % of the pixels are ignored" if labels["ignored"] else ""
+    lines = {
+        "prediction": f"{facts['prediction']['read_as']}; {_wrong(facts)}",
+        "logits": span,
+        "labels": (shortened([str(label) for label in labels["values"]]) or "none") + ignored,
+    }
+    if "gradient" in facts:
+        most, zeros = facts["gradient"]["max"], facts["gradient"]["zero"]
         at_most = f"at most {_shown(most)} at a logit" if math.isfinite(most) else "not finite"
         lines["gradient"] = at_most + (f"; 0 at {100 * zeros:.1f} % of the pixels" if zeros else "")
-    if "loss" in found:
-        lines["loss"] = ", ".join(f"{_shown(one['min'])} in {dtype}" for dtype, one in found["loss"].items())
-    text = "\n".join(f"{name:<12}{text}" for name, text in lines.items())
-    return f"{text}\n\n{_sum_of_terms(report, criterion)}" if report.terms else text
+    if "loss" in facts:
+        lines["loss"] = ", ".join(f"{_shown(loss)} in {dtype}" for dtype, loss in facts["loss"].items())
+    return "\n".join(f"{name:<12}{text}" for name, text in lines.items())
 
 
-def _valid(case: Case, criterion: EdgeAwareLoss) -> Tensor:
-    """Return the mask of the pixels that are not ignored."""
-    assert criterion.ignore_index is not None  # that of a reader
-    return case.target != criterion.ignore_index
-
-
-def _wrong(case: Case, criterion: EdgeAwareLoss) -> str:
+def _wrong(facts: Facts) -> str:
     """Return the share of pixels that the prediction has wrong, in words; of those that are not ignored."""
-    valid = _valid(case, criterion)
-    wrong = (case.predicted(valid) != case.target)[valid]
-    if not wrong.numel():
-        return "no pixel is labeled"
-    return f"{100 * float(wrong.double().mean()):.1f} % of the labeled pixels are wrong"
+    share = facts["prediction"]["wrong"]
+    return "no pixel is labeled" if share is None else f"{100 * share:.1f} % of the labeled pixels are wrong"
 
 
-def _sum_of_terms(report: debug.Report, criterion: EdgeAwareLoss) -> str:
+def _sum_of_terms(facts: Facts, criterion: EdgeAwareLoss) -> str:
     """Return the terms of a loss, each with its part in the loss and in its gradient, and what the edges consist of."""
-    terms, norms = report.terms, report.gradient_norms
-    weights = {name: weight for name, option in SUMMANDS.items() if (weight := getattr(criterion, option))}
-    total, all_norms = sum(weight * terms[name] for name, weight in weights.items()), sum(norms.values())
+    terms = facts["terms"]
+    total = sum(term["in_the_loss"] for term in terms.values())
     digits = 4 if not total or not math.isfinite(total) else min(max(3 - math.floor(math.log10(abs(total))), 4), 12)
     rows = [("term", "mean", "", "weight", "", "in the loss", "gradient")]
-    for name, weight in weights.items():
-        part = f"{weight * terms[name]:.{digits}f}"
-        row = FIGURES[name].name, f"{terms[name]:.{digits}f}", "×", f"{weight:g}", "=", part
-        rows.append((*row, _share(norms[name], all_norms)))
-    rows.append(("loss", "", "", "", "", f"{total:.{digits}f}", _share(all_norms, all_norms)))
+    for name, term in terms.items():
+        row = FIGURES[name].name, f"{term['mean']:.{digits}f}", "×", f"{term['weight']:g}", "="
+        rows.append((*row, f"{term['in_the_loss']:.{digits}f}", _percent(term["gradient"])))
+    shares = [term["gradient"] for term in terms.values()]
+    rows.append(("loss", "", "", "", "", f"{total:.{digits}f}", _percent(None if None in shares else sum(shares))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in rows
@@ -126,20 +160,19 @@ def _sum_of_terms(report: debug.Report, criterion: EdgeAwareLoss) -> str:
     rule = "-" * len(lines[0])
     lines[1:1], lines[-1:-1] = [rule], [rule]
     lines += ["", "gradient: the norm of each weighted term's gradient by the logits, in % of their sum"]
-    if not criterion.edge_weight:
+    if (edges := facts.get("edges")) is None:
         return "\n".join(lines)
     side_weights = criterion.same_side_weight, criterion.other_side_weight
     sides = [
-        f"{one.title} {terms[one.name]:.{digits}f}" + (f" × {weight:g}" if weight != 1 else "")
+        f"{one.title} {edges[one.name]:.{digits}f}" + (f" × {weight:g}" if weight != 1 else "")
         for one, weight in zip(EDGE_TERMS, side_weights, strict=True)
     ]
-    before, after = f"{terms['edge']:.{digits}f}", f"{terms['edge_focused']:.{digits}f}"
+    before, after = f"{edges['edge']:.{digits}f}", f"{edges['edge_focused']:.{digits}f}"
     return "\n".join([*lines, f"edges: {' + '.join(sides)} = {before}, {after} after the focus"])
 
 
-def _share(part: float, whole: float) -> str:
-    """Return a part in percent, a dash where there is no whole."""
-    return f"{100 * part / whole:.0f} %" if whole and math.isfinite(whole) else "-"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
 
 
 def _shown(value: float | None) -> str:

@@ -63,14 +63,15 @@ class Report:
 
     def summary(self) -> str:
         """Return the verdict and the findings."""
-        lines = [f"diagnose({self.name}): {self._verdict()}", *([""] if self.findings else [])]
+        lines = [f"diagnose({self.name}): {self.verdict}", *([""] if self.findings else [])]
         for level, message, advice in self.findings:
             lines += textwrap.wrap(message, LINE, initial_indent=f"{level:<9}", subsequent_indent=" " * 9)
             lines += textwrap.wrap(advice, LINE, initial_indent=" " * 7 + "→ ", subsequent_indent=" " * 9)
         return "\n".join(lines)
 
-    def _verdict(self) -> str:
-        """Return how many errors and warnings there are; without any, what was checked."""
+    @property
+    def verdict(self) -> str:
+        """How many errors and warnings there are; without any, what was checked."""
         levels = [finding.level for finding in self.findings]
         counts = {level: levels.count(level) for level in ("error", "warning") if level in levels}
         if not counts:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 from command_line import C, H, Ran, Run, W, arguments, half_logits, mask_array, wrote
 from PIL import Image
 
+from edgeloss import debug
 from edgeloss.cli.tables import score_title
 from edgeloss.debug import Report
 from edgeloss.viz.scores import FIGURES
@@ -277,6 +281,89 @@ def test_diagnose_fails_on_non_finite_values(run: Run, folder: Path) -> None:
     assert json.loads(ran.out)["ok"] is False
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", ["logits", "probabilities", "foreground"])
+def test_the_note_and_the_finding_count_the_same_values(run: Run, folder: Path, kind: str, value: float) -> None:
+    logits = half_logits()
+    values = logits if kind == "logits" else logits.softmax(0) if kind == "probabilities" else logits[:1].sigmoid()
+    values[0, 3, 4] = values[0, 5, 6] = value
+    np.save(folder / "pred.npy", values.numpy())
+    Image.fromarray(np.minimum(mask_array(), 1)).save(folder / "mask.png")
+    ran = run("diagnose", *arguments(folder), "--json")
+    assert ran.code == 1
+    assert ran.err == f"edgeloss: note: {folder / 'pred.npy'}: 2 of {values.numel()} values are not finite\n"
+    found = json.loads(ran.out)
+    assert found["findings"][0]["message"].startswith(f"logits: 2 of {values.numel()} values ")
+    assert found["summary"]["logits"]["not_finite"] == 2
+
+
+def test_labels_with_a_nan_are_refused_and_the_mask_is_not_blamed(run: Run, folder: Path) -> None:
+    labels = np.minimum(mask_array(), C - 1).astype(np.float32)
+    labels[2, 2] = math.nan
+    np.save(folder / "pred.npy", labels)
+    ran = run("diagnose", *arguments(folder))
+    got = f"float32 [{H}, {W}] with values that are not finite"
+    assert ran.err == f"edgeloss: error: {folder / 'pred.npy'}: expected integer labels [H, W], but got {got}\n"
+
+
+def test_a_pixel_whose_logits_are_nan_is_wrong(run: Run, folder: Path) -> None:
+    np.save(folder / "pred.npy", np.full((C, H, W), math.nan, np.float32))
+    ran = run("diagnose", *arguments(folder))
+    assert "\nprediction  logits; 100.0 % of the labeled pixels are wrong\nlogits      none is finite\n" in ran.out
+
+
+def numbers_in(part: Any) -> list[float]:
+    """Return the numbers of JSON, those within its texts too."""
+    if isinstance(part, (dict, list)):
+        return [number for one in (part.values() if isinstance(part, dict) else part) for number in numbers_in(one)]
+    if isinstance(part, str):
+        return [float(number) for number in re.findall(NUMBER, part)]
+    return [] if part is None else [float(part)]
+
+
+NUMBER = r"(?<![a-z\d.])-?\d+(?:\.\d+)?(?:e-\d+)?"
+
+
+@pytest.mark.parametrize("as_labels", [False, True])
+def test_the_summary_has_every_number_of_the_text(run: Run, folder: Path, as_labels: bool) -> None:
+    logits = half_logits()
+    np.save(folder / "pred.npy", logits.argmax(0).numpy() if as_labels else logits.numpy())
+    words = ["diagnose", *arguments(folder), "--same-side-weight", 0.5]
+    text, summary = run(*words).out, json.loads(run(*words, "--json").out)["summary"]
+    assert text.startswith(f"diagnose(EdgeAwareLoss): {summary['verdict']}\n")
+    assert f"\nprediction  {summary['prediction']['read_as']}; " in text
+    known = [*numbers_in(summary), 0.5]  # an option of the call
+    for shown, unit in re.findall(rf"({NUMBER})(?![\d.])( %)?", text.partition("\nprediction")[2]):
+        step = 10.0 ** -len(shown.partition(".")[2])
+        value = [100 * number if unit else number for number in known]
+        assert min(abs(number - float(shown)) for number in value) <= 0.51 * step or (unit and shown == "100"), shown
+    assert set(summary) == {
+        *("verdict", "prediction", "logits", "labels", "gradient", "loss", "terms", "edges")
+    }  # fmt: skip
+    wrong, valid = logits.argmax(0).repeat_interleave(2, 0).repeat_interleave(2, 1).numpy(), mask_array() != 255
+    if as_labels:
+        assert summary["prediction"]["wrong"] == pytest.approx((wrong != mask_array())[valid].mean(), abs=0.02)
+    assert summary["labels"] == {"values": [0, 1, 2], "ignored": pytest.approx(1 - valid.mean(), abs=1e-5)}
+    terms = summary["terms"].values()
+    assert sum(term["gradient"] for term in terms) == pytest.approx(1, abs=1e-5)
+    assert sum(term["in_the_loss"] for term in terms) == pytest.approx(summary["loss"]["float32"], rel=1e-4)
+
+
+def test_diagnose_keeps_no_gradient_of_the_images_before(
+    run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diagnose, reports, alive = debug.diagnose, list[weakref.ref[Report]](), []
+
+    def counted(*given: Any) -> Report:
+        alive.append(sum(report() is not None for report in reports))
+        reports.append(weakref.ref(report := diagnose(*given)))
+        return report
+
+    monkeypatch.setattr(debug, "diagnose", counted)
+    assert run("diagnose", "--pred", folders / "preds", "--mask", folders / "masks").code == 0
+    assert alive == [0, 1, 1]
+
+
 def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     source = ["diagnose", "--pred", folders / "preds", "--mask", folders / "masks"]
     ran = run(*source)
@@ -297,6 +384,7 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     assert ran.code == 1
     diagnoses = json.loads(ran.out)
     assert diagnoses["ok"] is False
+    assert (diagnoses["not_finite"], diagnoses["warnings"]) == (["b"], [])
     assert {name: one["ok"] for name, one in diagnoses["images"].items()} == {"a": True, "b": False, "c": True}
     assert sorted(path.name for path in (folders / "figures").iterdir()) == ["a.png", "b.png", "c.png"]
 

@@ -65,8 +65,9 @@ def _run(arguments: Sequence[str] | None) -> int:
             return int(pkgutil.resolve_name(options.run)(options) or 0)
     except SystemExit as end:  # of --help, whose output is to be flushed too, or of an error
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except ImportError as error:  # names the extra to install
-        fail(str(error))
+    except ImportError as error:  # its message names the extra to install, unless it is Python's own
+        is_bare = str(error).startswith("No module named")
+        fail(f"the command needs {error.name}; {install_advice('cli')}" if is_bare else str(error))
     except ValueError as error:
         from edgeloss.io import InputError  # here, so that --help does not import torch
 

@@ -74,6 +74,17 @@ def test_info(run: Run) -> None:
     assert "\n  reference: available\n" in text
 
 
+def test_a_missing_package_is_one_line_with_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_package(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torchmetrics'", name="torchmetrics")
+
+    monkeypatch.setattr("edgeloss.cli.info.info", without_package)
+    ran = run("info")
+    assert ran.code == 2
+    assert ran.err.startswith("edgeloss: error: the command needs torchmetrics; ")
+    assert "[cli]" in ran.err
+
+
 @pytest.mark.slow  # two starts that import everything; the next test starts the program too
 def test_runs_as_a_program(folder: Path) -> None:
     ran = process("view", *arguments(folder), "-o", folder / "panel.png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -81,26 +81,41 @@ class ColoredMap(NamedTuple):
     Attributes:
         key: of the map, as in :class:`edgeloss.LossMaps`.
         kind: its name and more.
-        stats: one line of text per image.
         raw: [B, h, w], as given.
         void: [B, h, w] bool, drawn gray.
         nothing: [B, h, w] bool, drawn black.
         low: the lowest value of the color range, of logarithms if the kind says so.
         high: the highest.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
-        most: the largest finite value of each image that the statistics count, 0 if there is none.
+        means: of the finite values of each image that count, nan if there are none.
+        most: the largest of them, 0 if there are none.
+        failed: the numbers of values that are not finite.
     """
 
     key: str
     kind: Kind
-    stats: list[str]
     raw: _Array
     void: _Array
     nothing: _Array
     low: float
     high: float
     extend: Extend
+    means: list[float]
     most: list[float]
+    failed: list[int]
+
+    @property
+    def stats(self) -> list[str]:
+        """One line of text per image: its mean, its maximum, and how many values are not finite."""
+        return [self.describe(index, {"mean": mean, "max": self.most[index]}) for index, mean in enumerate(self.means)]
+
+    def describe(self, index: int, values: Mapping[str, float]) -> str:
+        """Return values of an image by their names as a line of text, and how many are not finite."""
+        shown = [f"{name} {shown_number(value, by_power=self.kind.log)}" for name, value in values.items()]
+        line = ["nothing to measure"] if math.isnan(self.means[index]) else shown
+        failed = self.failed[index]
+        many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
+        return " · ".join(line + [f"{many} not finite"] * bool(failed))
 
     @property
     def has_bar(self) -> bool:
@@ -161,26 +176,18 @@ def color_layer(key: str, values: _Array, edges: _Array | None, void: _Array) ->
         counted, nothing = edges, ~edges & ~void
     else:
         counted, nothing = ~void, np.zeros_like(void)
-    stats, measured = [], []
+    means, failed, measured = [], [], []
     for image, inside, black in zip(values, counted, nothing, strict=True):
         finite = np.isfinite(image)
-        failed = np.count_nonzero(~finite & ~black)
-        numbers = image[inside & finite if failed else inside]
+        failed.append(int(np.count_nonzero(~finite & ~black)))
+        numbers = image[inside & finite if failed[-1] else inside]
         measured.append(numbers)
         # Dividing first keeps the sum from overflowing.
-        mean = np.sum(numbers / max(numbers.size, 1), dtype=np.float64)
-        line = "nothing to measure"
-        if numbers.size:
-            line = " · ".join(
-                f"{name} {shown_number(value, by_power=kind.log)}"
-                for name, value in {"mean": mean, "max": numbers.max()}.items()
-            )
-        many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
-        stats.append(f"{line} · {many} not finite" if failed else line)
+        means.append(float(np.sum(numbers / numbers.size, dtype=np.float64)) if numbers.size else math.nan)
     least = _LEAST_LOSS if kind.unit == "nats" else 0.0
     low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), kind.log, least)
     most = [float(numbers.max(initial=0)) for numbers in measured]
-    return ColoredMap(key, kind, stats, values, void, nothing, low, high, extend, most)
+    return ColoredMap(key, kind, values, void, nothing, low, high, extend, means, most, failed)
 
 
 def shown_number(value: float, *, by_power: bool = False) -> str:

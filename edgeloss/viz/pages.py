@@ -141,18 +141,10 @@ def tiles(
     }
 
 
-def figure_tiles(
-    figures: Mapping[str, float], classes: int, *, about: str = "", more: Mapping[str, str] | None = None
-) -> Part:
-    """Return the figures of an image by key of :data:`edgeloss.viz.scores.FIGURES`, all but the first ones folded.
-
-    ``more`` is what else is to be said of some of them, by their names.
-    """
-    abouts, more = about_figures(classes), more or {}
-    shown = [
-        (name, value, "; ".join(filter(None, (abouts[name], more.get(name)))))
-        for name, value in shown_figures(figures).items()
-    ]
+def figure_tiles(figures: Mapping[str, float], classes: int, *, about: str = "") -> Part:
+    """Return the figures of an image by key of :data:`edgeloss.viz.scores.FIGURES`, all but the first ones folded."""
+    abouts = about_figures(classes)
+    shown = [(name, value, abouts[name]) for name, value in shown_figures(figures).items()]
     return tiles(shown[:HEADLINES], about=about, more=shown[HEADLINES:])
 
 

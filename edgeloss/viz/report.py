@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,22 +162,13 @@ def _about_image(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) ->
     scores, target = arrays.scores, arrays.target[0]
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     return {
-        "tiles": pages.figure_tiles(arrays.figures, arrays.classes, more=_plain_mean(arrays)),
+        "tiles": pages.figure_tiles(arrays.figures, arrays.classes),
         "tables": {"title": "Scores per class", "tables": _tables(arrays, names, colors)},
         "pixels": {"valid": int(scores.pixels.sum()), "wrong": scores.wrong},
         "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.occurs).tolist()],
         "mistakes": mistakes(target, arrays.prediction[0]),
         "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][0], target, arrays.prediction[0])},
     }
-
-
-def _plain_mean(arrays: Arrays) -> dict[str, str]:
-    """Return why the edge loss is not the mean that is shown of the edge map, if it is another number."""
-    values = arrays.maps["edge"][arrays.maps["edge_mask"]]
-    values = values[np.isfinite(values)]
-    loss, mean = (shown_number(value) for value in (arrays.figures["edge"], values.mean() if values.size else math.nan))
-    about = f"without class weights it is {mean}, the mean of the edge map"
-    return {FIGURES["edge"].name: about} if values.size and loss != mean else {}
 
 
 def _lead(images: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -197,7 +187,8 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     about["bar"] = pages.color_bar(*layer.ends) if layer.has_bar else None
     clipped = f"; clipped at {CLIP} %" if layer.is_clipped else ""
     kind = layer.kind._replace(about=f"{layer.kind.about}{clipped}")
-    return about | kind._asdict() | {"stats": layer.stats[index]}
+    # Not the mean: class weights are no part of a map, so that the edge loss, a tile, is another number.
+    return about | kind._asdict() | {"stats": layer.describe(index, {"max": layer.most[index]})}
 
 
 def _footer(bits: int, examined: Sequence[Arrays]) -> str:

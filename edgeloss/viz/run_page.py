@@ -398,7 +398,7 @@ def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> 
         "wrong": (WRONG, True),
         "ignored": (VOID, any((arrays.target < 0).any() for _, arrays, _ in worst)),
         "no edge, zero gradient": (NOTHING, any(one.nothing.any() for colored in maps for one in colored)),
-        "not finite": (LOUD, any("not finite" in one.stats[0] for colored in maps for one in colored)),
+        "not finite": (LOUD, any(one.failed[0] for colored in maps for one in colored)),
     }
     colors |= {name: to_hex(color) for name, (color, occurs) in others.items() if occurs}
     key = [[name, color] for name, color in colors.items()]

@@ -121,8 +121,10 @@ def test_tiles_and_tables_are_those_of_each_image() -> None:
         assert [name for name, *_ in tiles["values"]] == HEADLINES
         assert "region term" in [name for name, *_ in tiles["more"]]
         assert all(about for *_, about in (*tiles["values"], *tiles["more"]))
-        mean = alone.maps["edge"][alone.maps["edge_mask"]].mean()
-        assert tiles["values"][-1][2].endswith(f"; without class weights it is {mean:#.3g}, the mean of the edge map")
+        most = {key: alone.maps[key][alone.maps["edge_mask"]].max() for key in ("same_side", "other_side", "edge")}
+        stats = {layer["key"]: layer["stats"] for layer in image["layers"]}
+        # No mean, which is that of the tile only without class weights.
+        assert {key: stats[key] for key in most} == {key: f"max {value:#.3g}" for key, value in most.items()}
         explained = {name for name, _ in image["tables"]["tables"][1]["notes"]}
         assert {"share", "edge loss"} <= explained <= set(image["tables"]["tables"][1]["head"])
         labels = logits[at : at + 1].argmax(1)

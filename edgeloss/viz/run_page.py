@@ -258,19 +258,22 @@ def _about(history: Sequence[Row]) -> str:
 def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: Row) -> str:
     """Return what the run shows: its last and best epoch, whether it still improves, and its weakest class."""
     last, name, lines = history[-1], _metric_name(metric), []
-    values = [row[metric] for row in history if row.get(metric) is not None]
-    if len(values) > 1 and best.get(metric) is not None:
+    measured = [row for row in history if row.get(metric) is not None]
+    if len(measured) > 1 and best.get(metric) is not None:
         at = f"the best is {shown(metric, best[metric])} after epoch {best['epoch']}"
         at = "the best of all epochs" if best["epoch"] == last["epoch"] else at
         lines.append(f"After epoch {last['epoch']}, the last, {name} is {shown(metric, last.get(metric))}; {at}.")
-        recent = math.ceil(len(values) / _RECENT)
-        sign = 1 if best[metric] == max(values) else -1  # some metrics are better where they are lower
-        before, after = (max(sign * value for value in part) for part in (values[:-recent], values))
-        gain = shown_change(before, after, "%" if is_share(metric) else "", is_score=True)
+        recent = math.ceil(len(measured) / _RECENT)
+        mode = "max" if best[metric] == max(row[metric] for row in measured) else "min"
+        ends = [best_epoch(part, metric, mode)[1] for part in (measured[:-recent], measured[-recent:])]
+        (first, second), form = (row[metric] for row in ends), "%" if is_share(metric) else ""
+        gain = shown_change(first, second, form, is_score=mode == "max")
         points = " points" if is_share(metric) else ""
-        still = f"still improves, by {gain['text'].lstrip('+')}{points}" if gain["tone"] else "no longer improves"
-        when = f"{recent} of {len(history)} epochs" if recent > 1 else "epoch"
-        lines.append(f"In the last {when} it {still}.")
+        is_better = gain["tone"] == "better"
+        still = f"still improves, by {gain['text'].lstrip('+−')}{points}" if is_better else "no longer improves"
+        before, after = (f"{shown(metric, row[metric])} (epoch {row['epoch']})" for row in ends)
+        when = f"{recent} epochs" if recent > 1 else "epoch"
+        lines.append(f"It {still}: the best of the last {when} is {after}, and the best before {before}.")
     iou = {one: last[key] for one in classes if last.get(key := f"val/{BY_CLASS[0]}/{one}") is not None}
     return " ".join(filter(None, [*lines, weakest_class(iou, _words(BY_CLASS[0]))]))
 
@@ -312,7 +315,7 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
         for title, about, keys, is_weighted in pictures:
             series = []
             for key in keys:
-                factor = weights.get(SUMMANDS[key.rpartition("/")[2]], 1.0) if is_weighted else 1.0
+                factor = weights.get(SUMMANDS[_term_of(key)], 1.0) if is_weighted else 1.0
                 values = [None if row.get(key) is None else factor * row[key] for row in history]
                 measured = [value for value in values if value is not None]
                 if len(measured) > 1 and len(set(measured)) == 1:
@@ -320,6 +323,8 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
                 elif measured:
                     series.append({"name": _name(key), "values": values})
             if series:
+                share = _gradient_share(history, _term_of(keys[0])) if is_weighted else ""
+                about += f"; {share} of the gradient in the last epoch" * bool(share)
                 kind = {"share": is_share(keys[0]), "epochs": epochs}
                 mark = best if group == _SCORE_CURVES else None
                 drawn.append({"title": title, "about": about, **kind, "best": mark, "series": series})
@@ -336,18 +341,30 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
     return groups
 
 
+def _term_of(key: str) -> str:
+    """Return the key of a term without that of its images."""
+    return key.rpartition("/")[2]
+
+
+def _gradient_share(history: Sequence[Row], term: str) -> str:
+    """Return the share of a term in the gradient of the last epoch; nothing if that is unknown."""
+    share = history[-1].get(f"train/gradient_share/{term}")
+    return "" if share is None else shown("share", share)
+
+
 def _about_region(history: Sequence[Row], weights: Mapping[str, float]) -> str:
     """Return what to read off the curve of the region term; nothing without the term."""
     values = [row["train/region"] for row in history if row.get("train/region") is not None]
-    weight = weights.get(SUMMANDS["region"], 1.0)
+    weight, loss = weights.get(SUMMANDS["region"], 1.0), history[-1].get("train/loss")
     if not any(values) or not weight:
         return ""
-    share = history[-1].get("train/gradient_share/region")
-    moves = "" if share is None else f", here {shown('share', share)} in the last epoch,"
+    first, last = (f"{weight * value:.3g}" for value in (values[0], values[-1]))
+    of_loss = "" if loss is None else f", of a training loss of {loss:.3g}"
+    share = _gradient_share(history, "region")
+    moves = f" What moves the network is its share in the gradient, {share} in the last epoch." * bool(share)
     return (
-        f"The region term, {weight * values[0]:.3g} at first and {weight * values[-1]:.3g} in the end, stays near its"
-        f" weight of {weight:g} until the thinnest parts are found. Its share in the gradient{moves} shows how much it"
-        " moves the network."
+        f"The region term is {first} at first and {last} in the end{of_loss}: it stays near its weight of {weight:g}"
+        f" until the thinnest parts are found, so its height is not its influence.{moves}"
     )
 
 

@@ -76,9 +76,18 @@ def test_curves_hold_the_history_times_the_weights_but_for_what_never_changes(tm
     notes = {name: text for part in parts_of(path.read_text("utf-8"), "curves") for name, text in part["notes"]}
     assert notes["focused edges, Share of each term in the gradient"] == "33.3\xa0% in all epochs, so it is not drawn"
     groups = {part["title"]: part["about"] for part in parts_of(path.read_text("utf-8"), "curves")}
-    about = "The region term, 400 at first and 325 in the end, stays near its weight of 100 until"
-    assert groups["The loss and its terms"].startswith(about)
-    assert "Its share in the gradient, here 33.3\xa0% in the last epoch, shows" in groups["The loss and its terms"]
+    about = "The region term is 400 at first and 325 in the end, of a training loss of 0.25: it stays near its weight"
+    assert groups["The loss and its terms"].startswith(f"{about} of 100 until")
+    assert groups["The loss and its terms"].endswith("is its share in the gradient, 33.3\xa0% in the last epoch.")
+    abouts = {
+        curve["title"]: curve["about"]
+        for part in parts_of(path.read_text("utf-8"), "curves")
+        for curve in part["curves"]
+    }
+    shares = {
+        title for title, about in abouts.items() if about.endswith("; 33.3\xa0% of the gradient in the last epoch")
+    }
+    assert shares == set(TERMS)
 
 
 def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
@@ -99,14 +108,24 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     best = {"text": "best: 62.0\xa0% after epoch 1", "tone": ""}
     assert tiles["changes"] == {"boundary F1 (1 px)": best}  # the others are best in the last
     assert page_data(page)["lead"] == (
-        "After epoch 3, the last, boundary F1 (1 px) is 60.0\xa0%; the best is 62.0\xa0% after epoch 1. In the last"
-        " epoch it no longer improves. The weakest class is road, with IoU of 42.0\xa0%."
+        "After epoch 3, the last, boundary F1 (1 px) is 60.0\xa0%; the best is 62.0\xa0% after epoch 1. It no"
+        " longer improves: the best of the last epoch is 60.0\xa0% (epoch 3), and the best before 62.0\xa0% (epoch 1)."
+        " The weakest class is road, with IoU of 42.0\xa0%."
     )
     scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
     assert {(best["epoch"], best["name"]) for best in scores} == {(1, "best boundary F1 (1 px)")}
     assert not any(best for group in others for best in group)
     (tables,) = parts_of(page, "tables")
     assert [table["title"] for table in tables["tables"]] == ["epoch 3, the last", "epoch 1, the best"]
+
+
+def test_whether_a_run_still_improves_is_read_off_two_epochs(tmp_path: Path) -> None:
+    history = [{**row_of(k, 0.5), "val/loss": loss} for k, loss in enumerate((3.0, 2.0, 2.5, 2.25, 1.5, 1.75), 1)]
+    page = write_run_page(tmp_path, history, CLASSES, [], best=("val/loss", history[4])).read_text("utf-8")
+    assert (
+        "It still improves, by 0.500: the best of the last 2 epochs is 1.5000 (epoch 5), and the best before 2.0000"
+        " (epoch 2)."
+    ) in page_data(page)["lead"]
 
 
 def test_pictures_say_which_epoch_they_are_of_and_markup_is_text(tmp_path: Path) -> None:

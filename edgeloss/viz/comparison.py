@@ -15,7 +15,7 @@ from edgeloss._checks.options import TERMS
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import color_bytes, compared_errors, picture_of_labels, reduce_blocks
-from edgeloss.viz.gallery import ABOUT_ALL, Item, class_key, gallery, names_of, totals_of
+from edgeloss.viz.gallery import ABOUT_LOSSES, ABOUT_SCORES, Item, class_key, gallery, names_of, totals_of
 from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.pictures import (
     Rgb,
@@ -31,7 +31,6 @@ from edgeloss.viz.pictures import (
 from edgeloss.viz.scores import (
     ABOUT_STRAY,
     FIGURES,
-    HEADLINES,
     Scores,
     about_figures,
     shown_change,
@@ -96,7 +95,7 @@ def draw_comparison(
         _headlines(runs, totals, figures, scores, names),
         *_all_changes(items, runs, examples),
         {"kind": "tables", "title": "Scores of each class", "tables": tables},
-        _term_table(runs, figures),
+        _term_table(runs, figures, len(totals[0].pixels)),
         *_examples(examples, runs, len(items), [*classes, *wrong, *borders]),
         {"kind": "heading", "title": f"All {len(items)} images"},
         {"kind": "key", "entries": [*classes, *wrong]},
@@ -301,9 +300,9 @@ def _headlines(
     names: Sequence[str],
 ) -> pages.Part:
     """Return the totals; a change for the better names the classes that get worse, which it hides."""
-    before, after = ({key: of_run[key] for key in [*FIGURES][:HEADLINES]} for of_run in figures)
+    # No loss: it would favor the network that was trained with it.
+    before, after = ({key: of_run[key] for key, one in FIGURES.items() if one.is_score} for of_run in figures)
     abouts = about_figures(len(totals[0].pixels))
-    abouts[FIGURES["edge"].name] += "; not a score: training with this loss lowers it"
     values = [(name, value, abouts[name]) for name, value in shown_figures(after).items()]
     former, changes = shown_figures(before), shown_changes(before, after)
     first, second = (int(total.stray.sum()) for total in totals)
@@ -318,7 +317,7 @@ def _headlines(
         if one.worse and changes[of_total]["tone"] != "worse":
             changes[of_total]["but"] = f"worse: {shortened([names[k] for k in one.worse], _MOST_CLASSES)}"
     return pages.tiles(
-        values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {ABOUT_ALL}"
+        values, changes=changes, about=f"Figures of {runs[1]}, and their change from {runs[0]}. {ABOUT_SCORES}"
     )
 
 
@@ -358,17 +357,18 @@ def _trained(runs: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list
     return [{"kind": "tables", "title": "How the two were trained", "about": about, "tables": [table]}]
 
 
-def _term_table(runs: Sequence[str], figures: Sequence[Mapping[str, float]]) -> pages.Part:
-    """Return the terms of the loss of both networks, folded."""
+def _term_table(runs: Sequence[str], figures: Sequence[Mapping[str, float]], classes: int) -> pages.Part:
+    """Return the loss and its terms of both networks, folded."""
     changes, (before, after) = shown_changes(*figures), map(shown_figures, figures)
     # A network may have the name of a term.
     titles = {one.name: f"{one.name.removesuffix(' term')} term" for one in (FIGURES[term.name] for term in TERMS)}
-    abouts = {one.name: one.about for one in FIGURES.values()}
-    shown = [*before][HEADLINES:]
+    abouts = about_figures(classes)
+    shown = [one.name for one in FIGURES.values() if one.name in before and not one.is_score]
     terms = [(titles.get(name, name), before[name], after[name], changes[name]) for name in shown]
     notes = {titles.get(name, name): abouts[name] for name in shown}
     whole = pages.table(("", *runs, "change"), terms, label="The loss and its terms", notes=notes)
-    return {"kind": "tables", "title": "The loss and its terms", "tables": [whole], "folded": True}
+    about = f"Both networks by the same loss. {ABOUT_LOSSES} None is a score: training with this loss lowers it."
+    return {"kind": "tables", "title": "The loss and its terms", "about": about, "tables": [whole], "folded": True}
 
 
 def choose_examples(changes: Mapping[_Name, float]) -> dict[str, list[_Name]]:

@@ -19,7 +19,8 @@ from edgeloss.viz.pictures import Rgb, error_overlay, labels_picture, photo_pict
 from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_changes, shown_figures, weakest_class
 
 _Array = npt.NDArray[Any]
-ABOUT_ALL = "Scores count the pixels of all images together; losses are means over the images."
+ABOUT_SCORES = "Scores count the pixels of all images together."
+ABOUT_LOSSES = "Losses are means over the images."
 _ON_CARDS = tuple(FIGURES)[:2]  # figures of every card, next to the one that the page sorts by
 _NEXT = "The lowest boundary F1 comes first; open an image to see its loss at each pixel."
 _SIDE = 240  # pixels of the pictures
@@ -77,7 +78,7 @@ def draw_index(
     (total,), (figures,) = totals_of(items)
     names = names_of(total, class_names)
     parts = [
-        pages.figure_tiles(figures, len(total.pixels), about=ABOUT_ALL),
+        pages.figure_tiles(figures, len(total.pixels), about=f"{ABOUT_SCORES} {ABOUT_LOSSES}"),
         {"kind": "key", "entries": [*class_key(items, names, colors), ["wrong", to_hex(WRONG)]]},
         gallery(items, (by, *FIGURES), names, [*range(len(items[0].pictures))]),
         pages.folded(configuration),

@@ -69,6 +69,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     ]
     (of_terms,) = terms["tables"]
     assert terms["folded"]
+    assert [row[0] for row in of_terms["rows"]][:2] == ["edge loss", "loss"]
     assert [name for name, _ in of_terms["notes"]] == [row[0] for row in of_terms["rows"]]
     for table in (iou, f1):
         assert [row[0][0] for row in table["rows"]] == ["0", "1", "2"]
@@ -80,6 +81,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert (before, change) == (after, {"text": "+0.0\xa0%", "tone": ""})  # wrong pixels of both are as many
     (tiles,) = parts_of(page, "tiles")
     shown = {name: (value, tiles["changes"][name]) for name, value, _ in tiles["values"]}
+    assert [*shown] == ["boundary F1 (1 px)", "mean IoU", "pixel accuracy", "stray pixels"]  # no loss
     assert shown["stray pixels"] == (after, {"text": f"{change['text']} from {before}", "tone": ""})
     assert "but" not in shown["stray pixels"][1]
     value, change = shown["boundary F1 (1 px)"]

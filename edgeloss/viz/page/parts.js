@@ -90,9 +90,8 @@ parts.table = ({ head, rows, foot, label, notes, bars, sorts = true }) => {
 
 parts.tables = ({ title, about, tables, folded }) => {
   const shown = tables.map((one) => element("div", {}, ...(one.title ? [text("h3", one.title)] : []), ...parts.table({ ...one, sorts: one.rows.length > 5 })));
-  const content = element("div", { className: "tables" }, ...shown);
-  const lines = [text("h2", title), ...(about ? [text("p", about, "hint")] : []), content];
-  return [element("section", { className: "card" }, ...(folded ? [foldedOf(title, content)] : lines))];
+  const content = [...(about ? [text("p", about, "hint")] : []), element("div", { className: "tables" }, ...shown)];
+  return [element("section", { className: "card" }, ...(folded ? [foldedOf(title, ...content)] : [text("h2", title), ...content]))];
 };
 
 // ------------------------------------------------------------------------------------------------------------ pictures

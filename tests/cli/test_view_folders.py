@@ -108,6 +108,9 @@ def test_the_gallery_sorts_and_filters(
     assert page.execute_script("return find('.toolbar + .hint').textContent").startswith(
         "Bars: the edge loss of all images, from "
     )
+    names = "return findAll('.gallery strong').map((one) => getComputedStyle(one).textDecorationLine)"
+    assert set(page.execute_script(names)) == {"underline"}
+    assert page.execute_script("return findAll('.gallery a').length") == 3  # of a card, one stop of the Tab key
     lead = page.execute_script("return find('.lead').textContent")
     assert re.search(r", and highest in b: nan\. The weakest class is ", lead)
     choose("#sort", "boundary_f1_1px")

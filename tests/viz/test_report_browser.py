@@ -198,7 +198,7 @@ def test_views_zoom_together_and_a_pixel_is_pinned(opened: Opened) -> None:
     for row, column in ((7, 9), (15, 30)):  # a click elsewhere pins that one
         page.point(1, row, column, click=True)
     body.send_keys(Keys.ESCAPE)
-    assert "pixel to see its values" in page.pixel_text()
+    assert page.pixel_text().startswith("This image")
 
 
 def test_the_wheel_zooms_about_the_pointer_a_double_click_resets_and_a_drag_moves(opened: Opened) -> None:
@@ -334,6 +334,28 @@ def test_a_worst_place_is_a_jump_away(opened: Opened) -> None:
     row, column = (int(number) for number in re.findall(r"\d+", places[0]))
     assert 24 <= row < 42
     assert 34 <= column < 54
+
+
+@pytest.mark.parametrize("width", [390, 800])
+def test_values_of_a_pinned_pixel_lie_next_to_it_on_narrow_screens(opened: Opened, sized: Sized, width: int) -> None:
+    sized(width, 844, False)
+    page = opened(*patches(96, 96))
+    in_sight = """
+        const { top, bottom } = panel.getBoundingClientRect();
+        const down = (canvas) => (shown[0] + 0.5 - frameOf(canvas).top) * view.zoom;
+        const rows = canvases.map((one) => one.getBoundingClientRect().top + down(one));
+        return rows.some((row) => row > 0 && row < top) && Math.abs(bottom - innerHeight) < 2;
+    """
+    for row in (5, 90):
+        page.run("unpin()")  # the values lie over what is below
+        page.point(0, row, 40, click=True)
+        assert page.run(in_sight)
+    page.run("find('#worst button').scrollIntoView(); find('#worst button').click()")
+    assert page.run(in_sight)
+    assert page.run("return panel.scrollWidth <= panel.clientWidth")
+    page.run("find('button', panel).click()")
+    assert page.pixel_text().startswith("This image")
+    assert page.run("return getComputedStyle(panel).position") == "static"
 
 
 def test_the_table_sorts(opened: Opened) -> None:

@@ -9,6 +9,7 @@ const pane = (side) => {
 parts.viewer = () => {
   const made = find("#viewer-parts").content.cloneNode(true);
   find(".panes", made).append(pane("left"), pane("right"));
+  find("#how", made).textContent = matchMedia("(hover: none)").matches ? "Tap a pixel to see its values." : "Point at a pixel to see its values, and click to pin it.";
   return [made];
 };
 

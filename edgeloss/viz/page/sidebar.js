@@ -56,21 +56,36 @@ const showPixel = async (y, x) => {
     number(nll),
     percent(share, 0),
   ]);
-  const ofNeighbors = [
-    text("h3", `Neighbors and their probability of “${names[truth]}”`),
-    tableOf(rows, { id: "neighbors", head: NEIGHBOR_HEAD }),
-    text("p", ABOUT_NEIGHBORS, "hint"),
-  ];
-  panel.replaceChildren(
-    text("h2", `Row ${y}, column ${x}${pinned ? " (pinned)" : ""}`),
+  const close = element("button", { type: "button", textContent: "Close", title: "Close (Esc)" });
+  close.addEventListener("click", unpin);
+  const title = text("h2", `Row ${y}, column ${x}${pinned ? " (pinned)" : ""}`);
+  const ofLabels = element("div", {},
     tableOf([["truth", named(truth, "void")], ["prediction", named(prediction, "loud")]], { id: "labels" }),
     text("h3", "Most probable"),
     tableOf(likely(y, x), { id: "likely" }),
+  );
+  const ofTerms = element("div", {},
     text("h3", truth < 0 ? "Terms: none, the pixel is ignored" : "Terms"),
     tableOf(terms(y, x), { id: "terms" }),
-    ...(around.length ? ofNeighbors : []),
   );
+  const ofNeighbors = element("div", {},
+    text("h3", `Neighbors and their probability of “${names[truth]}”`),
+    tableOf(rows, { id: "neighbors", head: NEIGHBOR_HEAD }),
+    text("p", ABOUT_NEIGHBORS, "hint"),
+  );
+  const head = element("div", { className: "head" }, title, ...(pinned ? [close] : []));
+  panel.replaceChildren(head, ofLabels, ofTerms, ...(around.length ? [ofNeighbors] : []));
+  panel.classList.toggle("pinned", pinned);
   redraw();
+  if (pinned) reveal(y);
+};
+
+// Scroll until a view shows the row of the pinned pixel, where the values of narrow screens do not lie over it.
+const reveal = (y) => {
+  const end = innerHeight - (getComputedStyle(panel).position === "sticky" ? panel.offsetHeight : 0);
+  const offsets = canvases.map((canvas) => canvas.getBoundingClientRect().top + (y + 0.5 - frameOf(canvas).top) * view.zoom - end / 2);
+  const least = offsets.reduce((best, one) => (Math.abs(one) < Math.abs(best) ? one : best));
+  if (Math.abs(least) > end / 2 - 8) scrollBy(0, least);
 };
 
 // Show the summary again.
@@ -78,10 +93,10 @@ const forget = () => {
   shown = null;
   around = [];
   panel.replaceChildren(...summarize());
+  panel.classList.remove("pinned");
   redraw();
 };
 
-const HOW_TO_POINT = matchMedia("(hover: none)").matches ? "Tap a pixel to see its values." : "Point at a pixel to see its values, and click to pin it.";
 const summarize = () => {
   const { valid, wrong } = image.pixels;
   const share = valid ? `${percent(wrong / valid)} of ${grouped(valid)} labeled pixels are wrong.` : "All pixels are ignored.";
@@ -91,9 +106,8 @@ const summarize = () => {
     made.addEventListener("click", () => filterPair([true_, found]));
     return made;
   });
-  const hints = [share, HOW_TO_POINT].map((hint) => text("p", hint, "hint"));
   const most = buttons.length ? [text("h3", "Most frequent mistakes, truth → prediction"), ...buttons] : [];
-  return [text("h2", "This image"), ...hints, ...most];
+  return [text("h2", "This image"), text("p", share, "hint"), ...most];
 };
 
 const WORST_DOTS = 240; // of the pictures of the worst places

@@ -405,10 +405,10 @@ def _examples(
     }
     about = (
         f"Chosen by a rule among all {count} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
-        f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain. A and B, which do not"
-        f" overlap, are enlarged: of all squares of that size, {runs[1]} has the fewest wrong pixels compared with"
-        f" {runs[0]} in A, and the most in B, left out where it loses none. Press a picture to enlarge it; then"
-        " the arrow keys or a swipe show the next."
+        f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain; the first of each is"
+        " open. A and B, which do not overlap, are enlarged: of all squares of that size,"
+        f" {runs[1]} has the fewest wrong pixels compared with {runs[0]} in A, and the most in B, left out where it"
+        " loses none. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
     )
     parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
     parts.append({"kind": "key", "entries": key})

@@ -217,7 +217,15 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert texts(".figures figcaption")[2] == "prediction"
     figures = shown_figures(shown[0][1].figures)
     line = " · ".join(f"{name} {figures[name]}" for name in ("edge loss", "cross-entropy", "mean IoU"))
-    assert texts("h3:has(+ .figures)")[0] == f"{HOSTILE} {line}"
+    assert texts(".of-image h3")[0] == f"{HOSTILE} {line}"
+    folds = "return findAll('.of-image').map((one) => one.open)"
+    assert page.execute_script(folds) == [True, False]
+    page.execute_script("find('.figures .enlarge').click(); stepLarge(1)")
+    assert texts("#large h2")[0].startswith("plain ")  # the folded one
+    page.execute_script("large.close(); dispatchEvent(new Event('beforeprint'))")
+    assert page.execute_script(folds) == [True, True]
+    page.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert page.execute_script(folds) == [True, False]
     assert "epochs: 4" in texts("pre")[0]
     widths = page.execute_script("return findAll('.figures img').map((one) => one.naturalWidth)")
     assert set(widths) == {24}

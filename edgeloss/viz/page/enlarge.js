@@ -40,9 +40,9 @@ const showPicture = (at) => {
   tab.scrollIntoView({ block: "nearest", inline: "center" }); // a long name is seen whole
 };
 
-// The next image in the order of the page, with the same picture.
+// The next image in the order of the page, folded or not, with the same picture.
 const stepLarge = (by) => {
-  const places = [...imageOf.keys()].filter((one) => one.offsetParent).sort((a, b) => (a.compareDocumentPosition(b) & 4 ? -1 : 1));
+  const places = [...imageOf.keys()].filter((one) => !one.closest("[hidden]")).sort((a, b) => (a.compareDocumentPosition(b) & 4 ? -1 : 1));
   place = places[(places.indexOf(place) + by + places.length) % places.length];
   showLarge();
 };

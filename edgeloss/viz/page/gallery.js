@@ -11,7 +11,7 @@ const cardOf = (image, places) => {
   const pictured = (at) => figureOf(figures[at], pictureOf(figures[at], photo));
   const head = link && !isOfTwo
     ? [element("a", { href: link }, element("div", { className: "shown" }, ...places.map(pictured)), text("strong", name))]
-    : [picturesOf(image, places, "shown"), element("strong", {}, linkedName(image))];
+    : [picturesOf(image, places, "shown"), element("strong", {}, link ? element("a", { href: link }, name) : name)];
   return element("li", { className: "card" }, ...head, element("dl", {}, ...lines.map(figureLine)));
 };
 

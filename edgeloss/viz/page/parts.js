@@ -46,7 +46,13 @@ const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([
 parts.key = ({ entries }) => [keyOf(entries)];
 
 const foldedOf = (title, ...content) => element("details", {}, text("summary", title), ...content);
-addEventListener("beforeprint", () => findAll("details").forEach((one) => (one.open = true)));
+// On paper nothing is folded.
+addEventListener("beforeprint", () =>
+  findAll("details:not([open])").forEach((one) => {
+    one.open = true;
+    addEventListener("afterprint", () => (one.open = false), { once: true });
+  }),
+);
 
 // What names mean.
 const notesOf = (notes) =>
@@ -140,11 +146,11 @@ const picturesOf = (image, places = [...image.figures.keys()], className = "figu
   return made;
 };
 
-// Narrow screens show the first image, without extra pictures, and everything when asked.
-const unfold = (section, count) => {
+// Narrow screens show no extra pictures, and everything when asked.
+const unfold = (section) => {
   const made = element("button", { type: "button", className: "unfold" });
   const show = (all) => {
-    made.textContent = all ? "Fewer pictures" : count > 1 ? `All pictures, of ${count} images` : "All pictures";
+    made.textContent = all ? "Fewer pictures" : "All pictures";
     made.ariaExpanded = String(all);
   };
   made.addEventListener("click", () => show(section.classList.toggle("unfolded")));
@@ -159,20 +165,19 @@ const saidOf = ({ about, lines }) => {
   return [`${title} ${value}`, ...(change ? [" ", text("small", `(${change.text})`, change.tone)] : [])];
 };
 
-// The name of an image, which leads to its page if it has one.
-const linkedName = ({ name, link }) => (link ? element("a", { href: link }, name) : name);
-
-// Rows of pictures, each with a title: of an image of the gallery, or with its own.
+// Rows of pictures, the first of which is open, each below a line: of an image of the gallery, or with its own.
 parts.figures = ({ title, text: content, key, columns, rows }) => {
-  const shown = rows.map((row) => {
+  const shown = rows.map((row, at) => {
     const image = items[row.item] ?? row;
-    const head = element("h3", {}, linkedName(image), " ", element("span", { className: "of-name" }, ...saidOf(image)));
-    return element("div", { className: "of-image" }, head, picturesOf(image));
+    const head = element("h3", {}, image.name, " ", element("span", { className: "of-name" }, ...saidOf(image)));
+    // Not in the line: a link within what opens and closes would be no link to a screen reader.
+    const page = image.link ? [element("p", {}, element("a", { href: image.link }, `Open ${image.name}, pixel by pixel`))] : [];
+    return element("details", { className: "of-image", open: !at }, element("summary", {}, head), ...page, picturesOf(image));
   });
   const above = [...(content ? [text("p", content, "hint")] : []), ...(key ? [keyOf(key)] : [])];
   const section = element("section", { className: "card" }, text("h2", title), ...above, ...shown);
   section.style.setProperty("--columns", columns);
-  unfold(section, rows.length);
+  unfold(section);
   return [section];
 };
 

@@ -26,6 +26,7 @@ NAMES = {
     CONTROL: "weighted CE",
     WEIGHTED: "weighted CE + Dice",
     BALANCED: "EdgeAwareLoss(), balance of the data set",
+    "CE + clDice (thin_class 1)": "CE + clDice",
     "camvid": "CamVid",
     "sstem": "ssTEM",
     "topomortar": "TopoMortar",

@@ -70,8 +70,8 @@ _KINDS = {
     "edge": Kind("edge map", "loss at edges: same + other side", "nats"),
     "distance": Kind("distance", "to the nearest other label", "", "far"),
     "pixel_distance": Kind("distance", "to the nearest other label", "px", "far"),
-    "gradient": Kind("|gradient|", "where the loss pulls, log scale", "per logit", "zero", log=True),
-    "region": Kind("|region gradient|", "pull of the region term, log scale", "per logit", "zero", log=True),
+    "gradient": Kind("|gradient|", "bright: what a step changes most", "per logit", "zero", log=True),
+    "region": Kind("|region gradient|", "what the region term adds to it", "per logit", "zero", log=True),
 }
 
 

@@ -40,7 +40,7 @@ _NARROWEST = 1.4  # width of a picture that its caption fits
 NARROWEST_FIGURE = _NARROWEST + 2 * _MARGIN
 _KEY_LINE = 0.16  # height of a line of the key
 _FRAME = 25  # the part of a picture's side between a marked pixel and the frame around it
-_SWATCH = 0.3  # width of a colored box of the key with the space around it
+_SWATCH = 0.3  # width of a colored box of the key with the space behind it, and the gap that follows its name
 _TITLE_SIZE, _KEY_SIZE = 10, 7  # points
 _DPI = 200
 
@@ -84,7 +84,7 @@ def draw_figure(
     title: str | None = None,
     width: float | None = None,
 ) -> TextFigure:
-    """Draw blocks of pictures below each other, then the key.
+    """Draw blocks of pictures below each other, and the key: in places that the pictures leave free, or below all.
 
     Args:
         blocks: each with as many pictures, in a grid.
@@ -104,8 +104,7 @@ def draw_figure(
             continue
         extent = (*axes.get_xlim(), *axes.get_ylim())
         axes.imshow(picture.content, extent=extent, aspect="auto", interpolation="antialiased")
-        for color, factor in (("#ffffffa0", 2.2), ("black", 1.0)):  # seen on any image
-            draw_borders(axes, picture.borders, color, factor * min(0.16 * box[2], 0.45))
+        draw_true_borders(axes, picture.borders, min(0.16 * box[2], 0.45))
         if picture.marked is not None:
             _mark(axes, picture.marked)
     for at, line in enumerate(lines):
@@ -150,10 +149,13 @@ def _layout(
     tops = np.cumsum(
         [0.0, *(h + high + _GAP + _BELOW_MAP * row for h, row in zip(heads, rows, strict=True))]
     )  # downwards
-    key = _flow(names, full - 2 * _MARGIN)
-    lines = 1 + max((line for _, line in key), default=-1)
-    entries = [(_MARGIN + x, _MARGIN + (lines - 1 - line) * _KEY_LINE) for x, line in key]
-    top = _MARGIN + lines * _KEY_LINE + blocks * float(tops[-1])
+    free = _free_place(places, columns, (wide, high), names)
+    first = free[1] if free else 0
+    left, key = first * (wide + _GAP), _flow(names, (columns - first) * (wide + _GAP))
+    below = 0.0 if free else _KEY_LINE * (1 + max((line for _, line in key), default=-1))
+    top = _MARGIN + below + blocks * float(tops[-1])
+    head = top - tops[free[0]] - heads[free[0]] if free else _MARGIN + below
+    entries = [(_MARGIN + left + x, float(head - (line + 1) * _KEY_LINE)) for x, line in key]
     boxes = [
         (
             _MARGIN + (wide + _GAP) * column,
@@ -178,6 +180,18 @@ def _places(maps: list[bool], columns: int) -> tuple[list[tuple[int, int]], list
     for (row, _), is_map in zip(places, maps, strict=True):
         rows[row] |= is_map
     return places, rows
+
+
+def _free_place(
+    places: list[tuple[int, int]], columns: int, size: tuple[float, float], names: list[float]
+) -> tuple[int, int] | None:
+    """Return row and column from which on a block has places for the key, None if it has no room for names so wide."""
+    wide, high = size
+    for row, last in dict(places).items():
+        room = (columns - 1 - last) * (wide + _GAP)  # a name ends in a gap
+        if names and max(names) <= room and (1 + _flow(names, room)[-1][1]) * _KEY_LINE <= high:
+            return row, last + 1
+    return None
 
 
 def _columns(maps: list[bool], blocks: int, aspect: float, width: float | None) -> int:
@@ -291,6 +305,12 @@ def draw_borders(axes: Axes, borders: _Array | None, color: str, width: float) -
         return
     lines = LineCollection(list(borders), colors=color, linewidths=width, capstyle="projecting", rasterized=True)
     axes.add_collection(lines, autolim=False)
+
+
+def draw_true_borders(axes: Axes, borders: _Array | None, width: float) -> None:
+    """Draw the borders of the true labels, ``width`` points wide: black with a light rim, seen on any picture."""
+    for color, factor in (("#ffffffa0", 2.2), ("black", 1.0)):
+        draw_borders(axes, borders, color, factor * width)
 
 
 def _add_axes(figure: Figure, box: Box, shape: tuple[int, ...], picture: Picture) -> Axes:

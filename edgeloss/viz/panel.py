@@ -79,7 +79,8 @@ def panel(
     Returns:
         The figure. The axes of each image are image, ground truth, prediction, wrong pixels, then cross-entropy, edge
         map, with ``terms`` same side and other side, gradient, and gradient of the region term unless its weight is 0,
-        each followed by its color bar. Maps begin a row of their own, unless all pictures of an image are in one.
+        each followed by its color bar. Maps begin a row of their own, unless all pictures of an image are in one. The
+        key is where they leave places free, or below all.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another

@@ -105,6 +105,22 @@ def assert_pixels_are_square(figure: Figure, ratio: float) -> None:
             assert bar.ax.bbox.y1 < box.y0
 
 
+@pytest.mark.parametrize(("width", "classes", "is_below"), [(6.9, 3, False), (3.3, 3, False), (3.3, 20, True)])
+def test_the_key_is_in_free_places_if_it_fits_there(width: float, classes: int, is_below: bool) -> None:
+    logits, target = scene(16, 16, classes)
+    logits.view(-1)[0] = 99  # the longest name of the key: of the highest values
+    figure = panel(logits, target, width=width)
+    figure.draw_without_rendering()
+    axes = {one.get_title(loc="left"): one.get_window_extent() for one in figure.axes}
+    keys = [one.get_window_extent() for one in figure.legends]
+    if is_below:
+        assert max(one.y1 for one in keys) < axes["|region gradient|"].y0
+        return
+    wrong = axes["wrong pixels"]
+    assert min(one.x0 for one in keys) > wrong.x1
+    assert all(wrong.y0 <= one.y0 < one.y1 <= wrong.y1 + 1 for one in keys)
+
+
 def test_maps_begin_a_row_and_rows_have_as_few_free_places_as_possible() -> None:
     for with_image, terms, expected in (
         (False, False, [3, 4]),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OURS = (RECIPES["ours"].title, RECIPES["module"].title)
 Look = tuple[str, str]  # color and marker
+Curve = dict[int, list[float]]  # the values of the seeds at each epoch
 # A loss has the same color and marker in all pictures. The colors differ for red-green-blind readers too.
 LOOKS: dict[str, Look] = {
     BASELINE: ("black", "s"),
@@ -37,6 +38,7 @@ LOOKS: dict[str, Look] = {
 }
 LAYOUTS = {"": (8.6, 3), "-narrow": (3.8, 1)}  # the width of a picture in inches, and its most columns
 APART = 0.4  # of the losses of a row, where rows are 1 apart
+END = 0.6  # the part of the epochs from which on another panel shows the curves, on a scale of its own
 OTHERS: tuple[Look, ...] = (("0.35", "P"), ("#8c564b", "*"), ("0.65", "d"))
 
 
@@ -130,29 +132,48 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     draw_panels([METRICS[name].removesuffix(" ↑") for name in shown], losses, path, height, draw)
 
 
+def curve_of(results: Sequence[Row], name: str) -> Curve:
+    """Return the values of a metric, one per seed, at the epochs that all of these results have."""
+    at_epoch: Curve = defaultdict(list)
+    for curve in (row["curve"] for row in results):
+        for epoch, value in zip(curve["epoch"], curve[name], strict=True):
+            at_epoch[epoch].append(value * scale_of(name))
+    return {epoch: values for epoch, values in sorted(at_epoch.items()) if len(values) == len(results)}
+
+
+def with_ends(sets: Mapping[str, Mapping[str, Curve]]) -> dict[str, Mapping[str, Curve]]:
+    """Return the curves of each data set, each followed by its end, where lines meet, if that has three points."""
+    panels: dict[str, Mapping[str, Curve]] = {}
+    for data, curves in sets.items():
+        panels[data] = curves
+        epochs = sorted({epoch for curve in curves.values() for epoch in curve})
+        end = [epoch for epoch in epochs if epoch >= END * epochs[-1]]
+        if len(end) > 2:
+            parts = {loss: {epoch: curve[epoch] for epoch in end if epoch in curve} for loss, curve in curves.items()}
+            panels[f"{data}, from epoch {end[0]}"] = {loss: part for loss, part in parts.items() if part}
+    return panels
+
+
 def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> None:
-    """Draw a metric, the loss or the edge weight over the epochs for several data sets.
+    """Draw a metric, the loss or the edge weight over the epochs for several data sets, and the ends of the curves.
 
     A line is the mean over the seeds, at the epochs that all of them have; the baseline and edgeloss also show their
     range. Where only two epochs were scored, they are points, those of the losses next to each other.
     """
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
-    losses = (loss for of_data in groups.values() for loss in of_data)
+    panels = with_ends(
+        {data: {loss: curve_of(rows, name) for loss, rows in losses.items()} for data, losses in groups.items()}
+    )
     unit = METRICS.get(name, name.replace("_", " ")).removesuffix(" ↑") + ", %" * (scale_of(name) == 100)
 
-    def draw(panels: Sequence[Axes], looks: Mapping[str, Look]) -> None:
-        for axes, of_data in zip(panels, groups.values(), strict=True):
+    def draw(shown: Sequence[Axes], looks: Mapping[str, Look]) -> None:
+        for axes, curves in zip(shown, panels.values(), strict=True):
             axes.xaxis.get_major_locator().set_params(integer=True)
-            for at, (loss, results) in enumerate(of_data.items()):
-                at_epoch: dict[int, list[float]] = defaultdict(list)  # of the seeds
-                for curve in (row["curve"] for row in results):
-                    for epoch, value in zip(curve["epoch"], curve[name], strict=True):
-                        at_epoch[epoch].append(value * scale_of(name))
-                of_all = {epoch: values for epoch, values in at_epoch.items() if len(values) == len(results)}
-                epochs, values = zip(*sorted(of_all.items()), strict=True)
+            for at, (loss, curve) in enumerate(curves.items()):
+                epochs = [*curve]
                 (color, marker), ours = looks[loss], loss.startswith(OURS)
-                means, low, high = ([*map(of, values)] for of in (statistics.fmean, min, max))
+                means, low, high = ([*map(of, curve.values())] for of in (statistics.fmean, min, max))
                 has_range = ours or loss == BASELINE
                 if len(epochs) > 2:
                     axes.plot(
@@ -161,7 +182,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                     if has_range:
                         axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
                     continue
-                apart = (at - (len(of_data) - 1) / 2) * epochs[-1] / 40
+                apart = (at - (len(curves) - 1) / 2) * epochs[-1] / 40
                 places = [epoch + apart for epoch in epochs]
                 axes.plot(places, means, marker, color=color, markersize=5)
                 if has_range:
@@ -171,7 +192,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
             if axes.get_subplotspec().is_first_col():
                 axes.set_ylabel(unit, size=9)
 
-    draw_panels(groups, losses, path, 2.3, draw)
+    draw_panels(panels, (loss for losses in groups.values() for loss in losses), path, 2.3, draw)
 
 
 def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
@@ -188,6 +209,7 @@ def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
                 (color, marker), zero = looks[loss], own[0]["offsets"].index(0)
                 axes.plot(recall, precision, ".-", color=color, linewidth=1)
                 axes.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
+                axes.margins(0.07)  # for the signs
                 for end, sign in ((0, "−"), (-1, "+")):
                     place = (recall[end], precision[end])
                     axes.annotate(

@@ -11,6 +11,7 @@ import yaml
 from sample_results import RESULTS, result_of
 
 from quality.command import main, parse
+from quality.plots import with_ends
 from quality.runs import Place
 from quality.scores import METRICS, PER_CLASS, PER_IMAGE
 from result_table import Row, read_rows
@@ -25,6 +26,13 @@ def write_plan(path: Path, *losses: str, **settings: Any) -> str:
     runs = [{"loss": loss, "seeds": [0]} for loss in losses]
     path.write_text(yaml.safe_dump(settings | {"runs": runs}, sort_keys=False))
     return str(path)
+
+
+def test_the_end_of_a_curve_has_a_panel_of_its_own_if_it_has_three_points() -> None:
+    long, short = ({epoch: [epoch / last] for epoch in range(10, last + 1, 10)} for last in (100, 40))
+    panels = with_ends({"long": {"one": long, "other": short}, "short": {"one": short}})
+    assert [*panels] == ["long", "long, from epoch 60", "short"]
+    assert {loss: [*curve] for loss, curve in panels["long, from epoch 60"].items()} == {"one": [60, 70, 80, 90, 100]}
 
 
 def test_tables_and_plots_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,15 +170,15 @@ def draw_step(axes: Sequence[Axes], labels: Tensor) -> Scale:
     """Draw the probability of the label, and what a step by each of two losses adds to it."""
     logits = make_logits(labels)
     maps = {
-        "before the step": label_probability(logits, labels),
-        "cross-entropy adds": step(logits, labels, edge_weight=0.0),
-        "the edge terms add": step(logits, labels, ce_weight=0.0),
+        "probability of the label": label_probability(logits, labels),
+        "what cross-entropy adds to it": step(logits, labels, edge_weight=0.0),
+        "what the edge terms add to it": step(logits, labels, ce_weight=0.0),
     }
     x, y = GAP
     for at, (shown, (title, values)) in enumerate(zip(axes, maps.items(), strict=True)):
         show_map(shown, values, title, 1, labels)
         write(shown, f"missing part: {values[y, x]:{'+' if at else ''}.2f}", (20.5, 19.5), GAP)
-    return Scale("probability of the label", 1)
+    return Scale("probability", 1)
 
 
 def regions(averages: Tensor) -> Tensor:

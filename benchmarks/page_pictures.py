@@ -109,11 +109,7 @@ def draw_figures(demo: Path, folder: Path) -> dict[str, bytes]:
     panels = {folder / f"panel{ending}.png": width for ending, width in PANELS.items()}
     view = ["view", *image, "--mask", mask, "--pred", pred]
     codes = [run_command(*view, "-o", panel, "--width", width, "--dpi", 220) for panel, width in panels.items()]
-    codes.append(
-        run_command(
-            "diagnose", "--pred", folder / "logits.npy", "--mask", mask, "--region-weight", 0, "--figure", figure
-        )
-    )
+    codes.append(run_command("diagnose", "--pred", folder / "logits.npy", "--mask", mask, "--figure", figure))
     if codes != [0, 0, 1]:  # 1: not finite
         raise ValueError(f"edgeloss: expected the exit codes 0 of view and 1 of diagnose, but got {codes}")
     return {path.stem: path.read_bytes() for path in (*panels, figure)}

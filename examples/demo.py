@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,9 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 from rich.box import SIMPLE_HEAD
@@ -36,9 +40,12 @@ from edgeloss.io import VOID_INDEX, read_classes
 from edgeloss.viz import distinct_colors
 from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, picture_of_labels
 from edgeloss.viz.comparison import choose_examples, choose_windows
+from edgeloss.viz.drawing import draw_true_borders, find_borders
 from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.run_page import Row
-from edgeloss.viz.scores import STRAY_RADIUS, shown, shown_change, shown_growth, stray_labels
+from edgeloss.viz.scores import ABOUT_STRAY, compute_scores, shown, shown_change, shown_growth
+
+Pixels = npt.NDArray[Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -55,11 +62,11 @@ SCORES = {
     "val/edge_accuracy": "accuracy at edges",
     "val/accuracy": "accuracy of all pixels",
 }
-SPECKLES = "stray wire pixels"
+BORDER = 35  # points, over the pixels across a picture: the width of the lines of borders
 ABOUT = f"""
 Boundary IoU is the overlap of strips along the borders; boundary F1 compares the borders, with a tolerance of 1 px.
 Accuracy at edges counts the pixels with another label next to them.
-Stray wire pixels are called wire more than {STRAY_RADIUS} px away from any.
+Stray pixels are {ABOUT_STRAY}.
 """
 # What OUTPUT has, in the order to look at it.
 WRITTEN = {
@@ -173,15 +180,22 @@ class Score(NamedTuple):
     verdict: str
 
 
-def compare_scores(runs: Mapping[str, Row], speckles: Sequence[int]) -> list[Score]:
-    """Return the scores of two runs, what the second gains in percentage points, and what it may lose: speckles."""
+def compare_scores(runs: Mapping[str, Row], stray: Mapping[str, Sequence[int]]) -> list[Score]:
+    """Return the scores of two runs, what the second gains in percentage points, and what it may lose: stray pixels.
+
+    Args:
+        runs: the last epoch of both.
+        stray: the numbers of stray pixels of both, of all classes and of some.
+    """
     scores = []
     for key, name in SCORES.items():
         before, after = (row[key] or 0.0 for row in runs.values())
         change = shown_change(before, after, ".1%", is_score=True)
         scores.append(Score(name, *_percent(before, after), f"{change['text']} points", change["tone"] or "same"))
-    growth = shown_growth(*speckles)
-    return [*scores, Score(SPECKLES, *(f"{count:,}" for count in speckles), growth["text"], growth["tone"] or "same")]
+    for name, counts in stray.items():
+        growth = shown_growth(*counts)
+        scores.append(Score(name, *(f"{count:,}" for count in counts), growth["text"], growth["tone"] or "same"))
+    return scores
 
 
 def _percent(*values: float) -> list[str]:
@@ -208,9 +222,10 @@ def score_table(scores: Sequence[Score], seed: int) -> Table:
 
 
 def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[float], count: int) -> Figure:
-    """Draw the median image, its labels, what both networks predict and where these differ, and two parts of it.
+    """Draw the median image, where two networks differ, and the labels and what both predict, with two parts enlarged.
 
-    The parts and their numbers are those of comparison.html.
+    The parts and their numbers are those of comparison.html. Lines are the borders of the labels. The picture is as
+    narrow as a phone can show it.
 
     Args:
         output: the folder of the demo.
@@ -220,79 +235,98 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[
         count: of the images of which this is the median.
     """
     data = output / "data"
-    files = {"ground truth": data / "val" / "masks", **{run: output / run / "labels" for run in RUNS}}
-    truth, *predictions = (np.asarray(Image.open(folder / f"{name}.png")).astype(int) for folder in files.values())
+    folders = [data / "val" / "masks", *(output / run / "labels" for run in RUNS)]
+    truth, *predictions = (np.asarray(Image.open(folder / f"{name}.png")).astype(int) for folder in folders)
     truth[truth == VOID_INDEX] = -1
     photo = np.asarray(Image.open(data / "val" / "images" / f"{name}.png"))
     classes = read_classes(data / "classes.txt").names
     colors = distinct_colors(len(classes))
     maps = [picture_of_labels(np.where(truth < 0, -1, labels), colors) for labels in (truth, *predictions)]
-    pictures = {"image": photo, **dict(zip(files, maps, strict=True))}
-    pictures["difference"] = error_picture(truth, truth, photo)
+    difference = error_picture(truth, truth, photo)
     for color, mask in compared_errors(truth, *predictions).items():
-        pictures["difference"][mask] = color_bytes(color)
+        difference[mask] = color_bytes(color)
     windows = choose_windows(truth, *predictions)
 
-    figure = Figure(figsize=(12.5, 3.9 + 3.2 * len(windows)), layout=ConstrainedLayoutEngine(h_pad=0.08))
+    figure = Figure(figsize=(5.8, 6.3 + 2.5 * len(windows)), layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.03))
     before, after = RUNS
     values = [one["boundary_f1_1px"] or 0.0 for one in scores]
-    (first, second), change = _percent(*values), shown_change(*values, ".1%", is_score=True)
+    change = shown_change(*values, ".1%", is_score=True)
     title = (
-        f"The same network, trained with {before} and with {after}: boundary F1 {first} → {second} in the median image"
+        f"The same network, trained with {before} and with {after}: boundary F1"
+        f" {' → '.join(_percent(*values))} in the median image, {' → '.join(_percent(*totals))} in all {count}"
     )
-    of_all = f"all {count} images: {' → '.join(_percent(*totals))}"
-    figure.suptitle(f"{title}\n({of_all})\n", x=0.005, ha="left", weight="bold")
-    grid = figure.subplots(1 + len(windows), len(pictures), squeeze=False)
-    abouts = f"boundary F1: {first}", f"boundary F1: {second}", f"{change['text']} points"
-    _draw_row(grid[0], f"image {name}", pictures, abouts, change["tone"])
-    for axes in grid[0]:
+    figure.suptitle(textwrap.fill(title, 56) + "\n", x=0.01, ha="left", weight="bold", size=10)
+    grid = figure.subplots(2 + len(windows), 3)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+    for axes, heading, picture in zip(grid[0], (f"image {name}", "difference"), (photo, difference), strict=False):
+        _fill(axes, picture, heading)
+    _add_key(grid[0, 2], classes, colors)
+    abouts = [f"boundary F1 {value}" for value in _percent(*values)]
+    _draw_row(grid[1], "ground truth", maps, truth, abouts, f"{change['text']} points", change["tone"])
+    for axes in (*grid[0, :2], *grid[1]):
         for letter, window in windows.items():
             _mark(axes, letter, *window.place)
-    rows = {"A": "A: where most is gained", "B": "B: where most is lost"}
-    for row, (letter, window) in zip(grid[1:], windows.items(), strict=True):
+    rows = {"A": "A: most gained", "B": "B: most lost"}
+    for row, (letter, window) in zip(grid[2:], windows.items(), strict=True):
         was, now = window.wrong
-        parts = {heading: picture[window.place] for heading, picture in pictures.items()}
-        fewer = f"{abs(now - was):,} {'fewer' if now < was else 'more'} wrong"
-        _draw_row(row, rows[letter], parts, (*window.abouts, fewer), "better" if now < was else "worse")
-    meanings = {
-        **dict(zip(classes, colors, strict=True)),
-        "ignored": VOID,
-        "difference:": None,  # a word without a color
-        f"only {before} wrong": BETTER,
-        f"only {after} wrong": WORSE,
-        "both wrong": WRONG_IN_BOTH,
-    }
-    patches = [
-        Patch(facecolor=color, edgecolor="black", linewidth=0.5, visible=color is not None)
-        for color in meanings.values()
-    ]
+        parts = [picture[window.place] for picture in maps]
+        abouts = [f"{wrong:,} of {window.pixels:,} wrong" for wrong in window.wrong]
+        fewer, tone = (f"{was - now:,} fewer", "better") if now < was else (f"{now - was:,} more", "worse")
+        _draw_row(row, rows[letter], parts, truth[window.place], abouts, fewer, tone)
     rule = (
         f"The image is the median of {count} by gain in boundary F1 (1 px). Of all squares of that size, {after} has"
-        f" the fewest\nwrong pixels compared with {before} in A, and the most in B, which does not overlap A."
+        f" the fewest wrong pixels compared with {before} in A, and the most in B, which does not overlap A."
     )
-    key = figure.legend(
-        patches, meanings, loc="outside lower left", ncols=len(meanings), frameon=False, columnspacing=1.2
-    )
-    key.set(title=rule, alignment="left")
+    figure.supxlabel(textwrap.fill(rule, 68), x=0.01, ha="left", size=10)
     return figure
 
 
-def _draw_row(
-    row: Sequence[Axes], name: str, pictures: Mapping[str, Any], abouts: tuple[str, str, str], tone: str
-) -> None:
-    """Draw pictures next to each other, with a line about both networks and their difference below the last ones.
+def _fill(axes: Axes, picture: Pixels, heading: str) -> None:
+    """Draw a picture below its heading."""
+    axes.imshow(picture, interpolation="nearest")
+    axes.set_title(heading, loc="left", size=10, weight="bold", pad=4)
 
-    The first one has the name of the row above it, the others have their own. ``tone`` is "better", "worse" or empty.
+
+def _draw_row(
+    row: Sequence[Axes],
+    name: str,
+    maps: Sequence[Pixels],
+    truth: Pixels,
+    abouts: Sequence[str],
+    change: str,
+    tone: str,
+) -> None:
+    """Draw the true labels, below the name of the row, and both predictions, with the true borders over them.
+
+    Below the predictions are lines about them, and the change; ``tone`` is "better", "worse" or empty.
     """
-    for axes, (heading, picture) in zip(row, pictures.items(), strict=True):
-        axes.imshow(picture, interpolation="nearest")
-        axes.set(xticks=[], yticks=[])
-        axes.set_title(heading, loc="left", size=11, pad=6)
-    row[0].set_title(name, loc="left", size=11, pad=6, weight="bold")
-    *networks, change = abouts
-    for axes, about in zip(row[2:], (*networks, f"{tone or 'same'}: {change}"), strict=True):
-        axes.set_xlabel(about, loc="left")
-    row[-1].xaxis.label.set(color={"better": BETTER, "worse": WORSE}.get(tone, "black"), weight="bold")
+    for axes, heading, picture in zip(row, (name, *RUNS), maps, strict=True):
+        _fill(axes, picture, heading)
+    for axes, about in zip(row[1:], abouts, strict=True):
+        draw_true_borders(axes, find_borders(truth), BORDER / len(truth))
+        axes.set_xlabel(about, loc="left", size=10)
+    axes = row[-1]
+    axes.set_xlabel(f"{axes.get_xlabel()}\n{tone or 'same'}: {change}", loc="left", size=10, weight="bold")
+    axes.xaxis.label.set(color={"better": BETTER, "worse": WORSE}.get(tone, "black"))
+
+
+def _add_key(axes: Axes, classes: Sequence[str], colors: Pixels) -> None:
+    """Write what colors and lines mean into free axes."""
+    before, after = RUNS
+    meanings = {
+        **dict(zip(classes, colors, strict=True)),
+        "ignored": VOID,
+        f"only {before}\nis wrong": BETTER,
+        f"only {after}\nis wrong": WORSE,
+        "both are wrong": WRONG_IN_BOTH,
+    }
+    handles: list[Artist] = [Patch(facecolor=color, edgecolor="black", linewidth=0.5) for color in meanings.values()]
+    handles.append(Line2D([], [], color="black", linewidth=1))
+    axes.set_axis_off()
+    names = [*meanings, "true borders"]
+    close = {"borderpad": 0, "borderaxespad": 0, "handlelength": 1, "labelspacing": 0.25}
+    axes.legend(handles, names, loc="upper left", frameon=False, fontsize=10, **close)
 
 
 def _mark(axes: Axes, letter: str, rows: slice, columns: slice) -> None:
@@ -303,7 +337,7 @@ def _mark(axes: Axes, letter: str, rows: slice, columns: slice) -> None:
         frame = Rectangle((left - 0.5, top - 0.5), *size, fill=False, edgecolor=color, linewidth=width)
         axes.add_patch(frame)
     box = {"facecolor": "white", "edgecolor": "black", "boxstyle": "square,pad=0.15"}
-    axes.text(left, top, letter, ha="left", va="top", fontsize=8, weight="bold", bbox=box)
+    axes.text(left, top, letter, ha="left", va="top", fontsize=10, weight="bold", bbox=box)
 
 
 def run_python(*words: object) -> str:
@@ -338,18 +372,16 @@ def write_pages(output: Path, totals: Sequence[float]) -> str:
     given = "--image", images / f"{median}.png", "--mask", masks / f"{median}.png", *classes
     prediction = predictions[1] / f"{median}.npy"
     run_python("-m", "edgeloss", "view", "--pred", prediction, *given, "-o", output / "report.html")
-    draw_image(output, median, scores[median], totals, len(scores)).savefig(output / "demo.png", dpi=150)
+    draw_image(output, median, scores[median], totals, len(scores)).savefig(output / "demo.png", dpi=200)
     return str(found["verdict"])
 
 
-def count_speckles(labels: Path, masks: Path, wire: int) -> int:
-    """Return how many pixels are called wire far from any wire."""
-    count = 0
+def count_stray(labels: Path, masks: Path, classes: int) -> npt.NDArray[np.int64]:
+    """Return how many stray pixels of each class the predictions of a folder have."""
+    count = np.zeros(classes, np.int64)
     for path in sorted(labels.iterdir()):
         found, truth = (np.asarray(Image.open(folder / path.name), int)[None] for folder in (labels, masks))
-        is_void = truth == VOID_INDEX
-        stray = stray_labels(*(np.where(is_void, -1, values) for values in (truth, found)))
-        count += int(np.count_nonzero(stray == wire))
+        count += compute_scores(np.where(truth == VOID_INDEX, -1, truth), found, classes).stray
     return count
 
 
@@ -382,9 +414,10 @@ def run(options: argparse.Namespace) -> int:
     histories = {name: json.loads((output / name / "metrics.json").read_text())["epochs"] for name in RUNS}
     last = {name: history[-1] for name, history in histories.items()}
     verdict = write_pages(output, [row["val/boundary_f1_1"] or 0.0 for row in last.values()])
-    wire, masks = read_classes(data / "classes.txt").names.index("wire"), data / "val" / "masks"
-    counts = [count_speckles(output / name / "labels", masks, wire) for name in RUNS]
-    scores = compare_scores(last, counts)
+    classes, masks = read_classes(data / "classes.txt").names, data / "val" / "masks"
+    counts = np.stack([count_stray(output / name / "labels", masks, len(classes)) for name in RUNS])
+    of_each = {f"– of {name}": of_class for name, of_class in zip(classes, counts.T.tolist(), strict=True)}
+    scores = compare_scores(last, {"stray pixels": counts.sum(1).tolist(), **of_each})
     console.print("\n" + verdict.replace(". ", ".\n"), markup=False)
     console.print(score_table(scores, options.seed))
     console.print(ABOUT, markup=False)

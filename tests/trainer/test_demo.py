@@ -22,35 +22,35 @@ import demo
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 
 
-def test_speckles_are_counted(tmp_path: Path) -> None:
+def test_stray_pixels_are_counted(tmp_path: Path) -> None:
     truth, labeled = np.zeros((20, 20), np.uint8), np.zeros((20, 20), np.uint8)
     truth[:, 2], truth[0, 12] = 2, 255
     labeled[:, 4], labeled[0, 12], labeled[10, 12:14] = 2, 2, 2  # two columns off, ignored, and two speckles
     for name, labels in (("masks", truth), ("labels", labeled)):
         (tmp_path / name).mkdir()
         Image.fromarray(labels).save(tmp_path / name / "000.png")
-    assert demo.count_speckles(tmp_path / "labels", tmp_path / "masks", 2) == 2
+    assert demo.count_stray(tmp_path / "labels", tmp_path / "masks", 3).tolist() == [0, 0, 2]
 
 
 def test_the_table_has_what_is_lost_too() -> None:
     first: dict[str, Any] = dict.fromkeys(demo.SCORES, 0.5)
     second = first | {"val/miou": 0.4, "val/iou/wire": 0.6}
-    scores = demo.compare_scores({"cross-entropy": first, "EdgeAwareLoss": second}, (8, 10))
+    scores = demo.compare_scores({"cross-entropy": first, "EdgeAwareLoss": second}, {"stray pixels": (8, 10)})
     table = demo.score_table(scores, seed=3)
     assert [column.header for column in table.columns] == ["", "cross-entropy", "EdgeAwareLoss", "change", ""]
     names, _, _, *changes = (list(column.cells) for column in table.columns)
-    assert names == [*demo.SCORES.values(), demo.SPECKLES]
+    assert names == [*demo.SCORES.values(), "stray pixels"]
     rows = dict(zip(names, zip(*changes, strict=True), strict=True))
     assert rows["mean IoU"] == ("−10.0 points", "worse")
     assert rows["IoU of wires"] == ("+10.0 points", "better")
     assert rows["accuracy of all pixels"] == ("+0.0 points", "same")
-    assert rows[demo.SPECKLES] == ("+25.0\xa0%", "worse")
+    assert rows["stray pixels"] == ("+25.0\xa0%", "worse")
     assert "seed 3" in str(table.caption)
 
 
-def test_speckles_of_none_are_counted_not_divided() -> None:
+def test_stray_pixels_that_none_were_are_counted_not_divided() -> None:
     runs: dict[str, Any] = dict.fromkeys(demo.RUNS, dict.fromkeys(demo.SCORES, 0.5))
-    table = demo.score_table(demo.compare_scores(runs, (0, 2)), seed=0)
+    table = demo.score_table(demo.compare_scores(runs, {"stray pixels": (0, 2)}), seed=0)
     assert [list(column.cells)[-1] for column in table.columns][1:] == ["0", "2", "+2", "worse"]
 
 

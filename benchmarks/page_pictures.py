@@ -42,9 +42,9 @@ class Shot(NamedTuple):
     area: str
 
 
-# The pixel of the largest edge loss is pinned, and the whole image is shown.
+# The pixel of the largest edge loss is pinned, and the whole image is shown; its values would cover a narrow window.
 _PIN = """
-findAll(".largest")[1].click();
+if (innerWidth > 600) findAll(".largest")[1].click();
 showWhole();
 return new Promise((done) => setTimeout(done, 1000));
 """

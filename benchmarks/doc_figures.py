@@ -576,7 +576,7 @@ def leads_table() -> list[str]:
         rival, own = str(best_rival(setting)), str(ours(setting))
         found = {name: gain(setting, own, rival, name) for name in MAIN}
         shown = (where_ahead(name, difference) for name, difference in found.items())
-        cells.append([f"{setting}: {rival}", *shown])
+        cells.append([f"{DATA[setting].partition(',')[0]}: {rival}", *shown])
     return or_none(short_heads(markdown_table(["data: rival", *(f"{METRICS[name]}:" for name in MAIN)], cells)))
 
 
@@ -619,6 +619,19 @@ def enough_table() -> list[str]:
         shown = (ranged(name, difference) for name, difference in found.items())
         cells.append([DATA[setting].removesuffix(", 2 classes"), str(len(found["miou"]["values"])), *shown])
     return short_heads(markdown_table(["data", "seeds:", *(f"{METRICS[name]}:" for name in MAIN)], cells))
+
+
+def thin_sentences() -> list[str]:
+    """Return how far ours is ahead of cross-entropy on both sets of thin structures, and CE + Dice on the second."""
+    by_seed = [number("f1_1", value) for value in gain("vessels", NOW, BASELINE, "f1_1")["values"]]
+    own, rival = (
+        [number(name, gain("cracks", loss, BASELINE, name)["mean"]) for name in ("boundary_iou_005", "miou")]
+        for loss in (NOW, "CE + Dice")
+    )
+    return [
+        f"by {', '.join(by_seed[:-1])} and {by_seed[-1]} points",
+        f"ahead by {' and '.join(own)} in Boundary IoU and mIoU, and CE + Dice by {' and '.join(rival)}",
+    ]
 
 
 def epochs_sentences(name: str = "f1_1") -> list[str]:
@@ -1039,6 +1052,7 @@ FIGURES = {
     "pretrained": of_plan(PEERS, trained_table, "pretrained"),
     "behind": of_plan(PEERS, ahead_table, "pretrained", OURS),
     "thin": of_plan(PEERS, thin_table, "thin"),
+    "gain of thin": Figures(f"{TABLE} configs/quality-thin.yaml", sentences={"docs/quality.md": thin_sentences}),
     "long": of_plan("docs/quality.md", long_table, "long"),
     "seeds of long": Figures(
         f'{TABLE} configs/quality-long.yaml --baseline "{WEIGHTED}" --metrics {" ".join(OF_SEEDS)}',

@@ -95,7 +95,7 @@ def _add_view(parser: Parser) -> None:
 
     The output is a picture or, with .html, an interactive report.
 
-    For folders, files are matched by name. Each image gets a page, and index.html lists the pages, highest edge loss
+    For folders, files are matched by name. Each image gets a page, and index.html lists the pages, the worst
     first.
 
     Examples:

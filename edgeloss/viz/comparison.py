@@ -103,7 +103,7 @@ def draw_comparison(
         *_trained(runs, settings),
         pages.folded(configuration),
     ]
-    title = f"{runs[0]} compared with {runs[1]}"
+    title = f"{runs[1]} compared with {runs[0]}"
     return pages.page(title, parts, kind="comparison", subtitle=f"{len(items)} images", lead=verdict, links=links)
 
 

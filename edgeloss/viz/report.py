@@ -192,7 +192,7 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
 
 
 def _footer(bits: int, examined: Sequence[Arrays]) -> str:
-    rounded = f"numbers are rounded to {shown(2.0 ** -(bits + 1), '.1%')}, probabilities and losses to"
+    rounded = f"values of pixels are rounded to {shown(2.0 ** -(bits + 1), '.1%')}, probabilities and losses to"
     about = f"{rounded} {shown_number(step_of(bits) / 2)}"
     counts = [len(one.details.nll) for one in examined if one.details and one.details.nll.size]
     many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""

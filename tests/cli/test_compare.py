@@ -44,7 +44,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert re.fullmatch(wrote(output), ran.err)
     page = output.read_text("utf-8")
     about = page_data(page)
-    assert (about["title"], about["kind"]) == ("preds compared with better", "edgeloss comparison")
+    assert (about["title"], about["kind"]) == ("better compared with preds", "edgeloss comparison")
     assert about["subtitle"] == "3 images"
     gains, median, losses = parts_of(page, "figures")
     assert (gains["title"], losses["title"]) == tuple(
@@ -101,7 +101,7 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert before["boundary_f1_1px"] < after["boundary_f1_1px"] == 1.0
     assert [item["name"] for item in gallery_items(output)] == ["a", "b", "c"]
     ran = run(*two, "-o", output, "--names", "one", "<two>")
-    assert "<title>one compared with &lt;two&gt; · edgeloss comparison</title>" in output.read_text("utf-8")
+    assert "<title>&lt;two&gt; compared with one · edgeloss comparison</title>" in output.read_text("utf-8")
 
 
 def decoded(figure: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

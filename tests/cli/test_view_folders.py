@@ -171,17 +171,17 @@ def test_bad_files_are_skipped_counted_and_listed(run: Run, folders: Path) -> No
     command = [*view_folders(folders), "-o", folders / "pages", "--format", "html"]
     ran = run(*command, "--json")
     assert ran.code == 2
-    assert f"edgeloss: skipped: {folders / 'preds' / 'a.pt'}: is damaged" in ran.err
+    assert f"edgeloss: skipped: {folders / 'preds' / 'a.pt'}: expected numbers" in ran.err
     assert f"edgeloss: skipped: {folders / 'masks' / 'b.png'}: can't be read" in ran.err
     assert ran.err.endswith("edgeloss: error: 2 of 3 images were skipped: a, b\n")
     assert links(folders / "pages") == ["./c.html"]
     assert list(json.loads(ran.out)["skipped"]) == ["a", "b"]
     # Pages link to their neighbors, whose pages say why there is nothing to see.
-    assert "is damaged" in (folders / "pages" / "a.html").read_text("utf-8")
+    assert "got a damaged file" in (folders / "pages" / "a.html").read_text("utf-8")
     shutil.rmtree(folders / "pages")
     ran = run(*command, "--strict")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(f"edgeloss: error: {folders / 'preds' / 'a.pt'}: is damaged")
+    assert ran.err.startswith(f"edgeloss: error: {folders / 'preds' / 'a.pt'}: expected numbers")
     assert not (folders / "pages").exists()
 
 

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgeloss import debug
@@ -20,6 +20,7 @@ from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.scores import FIGURES
 
 Facts = Mapping[str, Any]  # about an image, as in its JSON
+_LISTED = 20  # of the images of a folder, at most
 
 
 def diagnose(options: Namespace) -> int:
@@ -42,15 +43,17 @@ def diagnose(options: Namespace) -> int:
                 say_wrote(path)
             facts = _facts(report, case, criterion)
             images[files.name] = {"summary": facts} | report.to_dict()
-            if not options.as_json:
-                text = _text(report, facts, criterion, options)
-                print(f"{printable(files.name)}: {text}" if options.takes_folders else text)
+            if not options.as_json and (report.findings or options.verbose or not options.takes_folders):
+                text = _text(report, facts, criterion, is_verbose=options.verbose)
+                print(f"{printable(files.name)}: {text}\n" if options.takes_folders else text)
     bad = [name for name, one in images.items() if not one["ok"]]
     warned = [name for name, one in images.items() if any(x["level"] == "warning" for x in one["findings"])]
     if options.as_json:
         every = {"ok": not bad, "not_finite": bad, "warnings": warned, "images": images, "skipped": work.skipped}
         print(to_json(every if options.takes_folders else images.popitem()[1]))
     elif options.takes_folders:
+        if images:
+            print(f"{_worst_first(images)}\n")
         listed = [
             f"{what}: {', '.join(map(printable, names)) or 'none'}"
             for what, names in {"not finite": bad, "warnings": warned}.items()
@@ -101,18 +104,30 @@ def _facts(report: debug.Report, case: Case, criterion: EdgeAwareLoss) -> dict[s
     return facts
 
 
-def _text(report: debug.Report, facts: Facts, criterion: EdgeAwareLoss, options: Namespace) -> str:
-    """Return what is printed of an image; of one in a folder without a finding, a line."""
-    if options.verbose:
-        return f"{report}\n" if options.takes_folders else str(report)
-    if options.takes_folders and not report.findings and "gradient" in facts:
-        loss, largest = next(iter(facts["loss"].values())), facts["gradient"]["max"]
-        numbers = f"loss {_shown(loss)} and healthy, gradient at most {_shown(largest)} at a logit"
-        return f"{numbers}; {_wrong(facts)}"
+def _worst_first(images: Mapping[str, Facts]) -> str:
+    """Return a line per image: those that are not finite, those with a warning, then the others by their loss."""
+    rows = []
+    for name, one in images.items():
+        levels = {finding["level"] for finding in one["findings"]}
+        verdict = "NOT OK" if not one["ok"] else "warning" if "warning" in levels else "healthy"
+        loss = next(iter(one["summary"].get("loss", {}).values()), None)
+        largest, wrong = one["summary"].get("gradient", {}).get("max"), one["summary"]["prediction"]["wrong"]
+        is_number = loss is not None and math.isfinite(loss)
+        rank = ("NOT OK", "warning", "healthy").index(verdict), -loss if is_number else -math.inf
+        shares = "-" if wrong is None else f"{100 * wrong:.1f} %"
+        rows.append((rank, (printable(name), _shown(loss), _shown(largest), shares, verdict)))
+    rows.sort(key=lambda row: row[0])
+    head = ("image", "loss", "max |gradient|", "wrong", "")
+    text = _aligned([head, *(cells for _, cells in rows[:_LISTED])], rules=[1])
+    return text + f"\n{_LISTED} of {len(rows)} images, the worst first; --json has all" * (len(rows) > _LISTED)
+
+
+def _text(report: debug.Report, facts: Facts, criterion: EdgeAwareLoss, *, is_verbose: bool) -> str:
+    """Return what is printed of an image."""
+    if is_verbose:
+        return str(report)
     text = f"{report.summary()}\n\n{_numbers(facts)}"
-    if "terms" in facts:
-        text += f"\n\n{_sum_of_terms(facts, criterion)}"
-    return f"{text}\n" if options.takes_folders else text
+    return f"{text}\n\n{_sum_of_terms(facts, criterion)}" if "terms" in facts else text
 
 
 def _numbers(facts: Facts) -> str:
@@ -153,13 +168,8 @@ def _sum_of_terms(facts: Facts, criterion: EdgeAwareLoss) -> str:
         rows.append((*row, f"{term['in_the_loss']:.{digits}f}", _percent(term["gradient"])))
     shares = [term["gradient"] for term in terms.values()]
     rows.append(("loss", "", "", "", "", f"{total:.{digits}f}", _percent(None if None in shares else sum(shares))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in rows
-    ]
-    rule = "-" * len(lines[0])
-    lines[1:1], lines[-1:-1] = [rule], [rule]
-    lines += ["", "gradient: the norm of each weighted term's gradient by the logits, in % of their sum"]
+    table = _aligned(rows, rules=[1, len(rows) - 1])
+    lines = [table, "", "gradient: the norm of each weighted term's gradient by the logits, in % of their sum"]
     if (edges := facts.get("edges")) is None:
         return "\n".join(lines)
     side_weights = criterion.same_side_weight, criterion.other_side_weight
@@ -169,6 +179,18 @@ def _sum_of_terms(facts: Facts, criterion: EdgeAwareLoss) -> str:
     ]
     before, after = f"{edges['edge']:.{digits}f}", f"{edges['edge_focused']:.{digits}f}"
     return "\n".join([*lines, f"edges: {' + '.join(sides)} = {before}, {after} after the focus"])
+
+
+def _aligned(rows: Sequence[Sequence[str]], rules: Sequence[int]) -> str:
+    """Return rows as lines, the first column aligned at the left, with a rule above the rows with these indices."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in rows
+    ]
+    rule = "-" * max(map(len, lines))
+    for index in sorted(rules, reverse=True):
+        lines.insert(index, rule)
+    return "\n".join(lines)
 
 
 def _percent(share: float | None) -> str:

@@ -368,18 +368,20 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     source = ["diagnose", "--pred", folders / "preds", "--mask", folders / "masks"]
     ran = run(*source)
     assert ran.code == 0
-    lines = ran.out.splitlines()  # one for each without a finding
-    assert [line[:8] for line in lines[:-1]] == ["a: loss ", "b: loss ", "c: loss "]
-    assert [line.rpartition("; ")[2] for line in lines[:-1]] == [
-        f"{share} % of the labeled pixels are wrong" for share in ("0.0", "0.0", "100.0")
-    ]
-    assert lines[-1] == "3 images; not finite: none; warnings: none"
+    head, _, *rows, empty, last = ran.out.splitlines()
+    assert head.split() == ["image", "loss", "max", "|gradient|", "wrong"]
+    assert [row.split()[0] for row in rows] == ["c", "a", "b"]  # the highest loss first
+    assert [row.split()[3:] for row in rows] == [[share, "%", "healthy"] for share in ("100.0", "0.0", "0.0")]
+    losses = [float(row.split()[1]) for row in rows]
+    assert losses == sorted(losses, reverse=True)
+    assert (empty, last) == ("", "3 images; not finite: none; warnings: none")
     assert run(*source, "--verbose").out.count("diagnose(EdgeAwareLoss)") == 3
     torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
     ran = run(*source)
     assert ran.code == 1
-    assert ran.out.count("diagnose(EdgeAwareLoss): NOT OK") == 1
-    assert "\nc: loss " in ran.out
+    assert ran.out.startswith("b: diagnose(EdgeAwareLoss): NOT OK")
+    assert ran.out.count("diagnose(EdgeAwareLoss)") == 1
+    assert ran.out.splitlines()[-5].split() == ["b", *["not", "finite"] * 2, "100.0", "%", "NOT", "OK"]
     ran = run(*source, "--json", "--figure", folders / "figures")
     assert ran.code == 1
     diagnoses = json.loads(ran.out)

@@ -10,18 +10,21 @@ page. Panels stand below each other in the files for narrow screens.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from doc_figures import classes_of_set, current, with_classes
 from pictures import save_figure
-from quality.plots import APART, LAYOUTS, LOOKS, draw_ahead, name_of
-from quality.tables import Summary
+from quality.plots import APART, LAYOUTS, LOOKS, Look, draw_ahead, name_of
+from quality.tables import Summary, is_clear, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 RIVAL = LOOKS["weighted CE + Dice"]  # the look of all rivals: their names stand next to their rows
@@ -62,6 +65,22 @@ DRAWINGS = {
 }
 
 
+def print_means(axes: Axes, pairs: Sequence[Sequence[Summary]], name: str, looks: Mapping[str, Look]) -> None:
+    """Print the mean of each loss at the right of its row, in bold where it is clearly not 0."""
+    for row, losses in enumerate(pairs):
+        for loss, y in zip(losses, (row - APART / 2, row + APART / 2), strict=True):
+            ahead = loss["differences"][name]
+            text = number(name, ahead["mean"], sign="+")
+            look = {"color": looks[loss["loss"]][0], "weight": "bold" if is_clear(ahead) else "normal", "size": 8.5}
+            place = {
+                "xycoords": axes.get_yaxis_transform(),
+                "textcoords": "offset points",
+                "ha": "right",
+                "va": "center",
+            }
+            axes.annotate(text, (1, y), (38, 0), **look, **place)
+
+
 def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
     """Draw all panels; rivals are named in the legend if they are one loss, and else to the left of their marks."""
     names, losses = zip(*drawing.rows().items(), strict=True)
@@ -80,6 +99,7 @@ def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
     ends = []
     for at, (axes, (name, title)) in enumerate(zip(panels, drawing.panels.items(), strict=True)):
         ends += draw_ahead(axes, pairs, name, looks)
+        print_means(axes, pairs, name, looks)
         axes.set_title(title, loc="left", size=11, weight="bold")
         axes.set_yticks([*lines], lines.values() if at % columns == 0 else [""] * len(lines))
         for label in axes.get_yticklabels()[len(names) :]:
@@ -94,7 +114,7 @@ def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
         Line2D([], [], color=color, marker=marker, markersize=6, markerfacecolor=inside)
         for (color, marker), inside in ((LOOKS["edgeloss"], LOOKS["edgeloss"][0]), (RIVAL, "white"))
     ]
-    entries = ["edgeloss", f"{rivals[0]}, the best rival" if one else "the best rival, named at the left"]
+    entries = ["edgeloss", f"{rivals[0]}, the best rival" if one else "best rival, at the left"]
     figure.legend(handles, entries, loc="outside upper left", ncols=most, fontsize=9.5, frameon=False)
     return figure
 

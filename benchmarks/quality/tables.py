@@ -31,6 +31,8 @@ NAMES = {
     "sstem": "ssTEM",
     "topomortar": "TopoMortar",
     "dsb2018": "DSB2018",
+    "| vessels |": "| DRIVE |",
+    "| cracks |": "| CrackForest |",
 }
 
 SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given; ↓ where less is better"

@@ -118,7 +118,7 @@ _NOTES = {
         "edge focus": FIGURES["edge_focus"].about,
     },
 }
-_RECENT = 5  # a run still improves if it does in its last part: one of so many
+_RECENT = 5  # the last part of a run, which is compared with what was before, is one of so many
 _NAMES = {
     **{f"val/{key}": "validation" for key in ("loss", *SUMMANDS)},
     **{f"train/{key}": "training" for key in ("loss", *SUMMANDS)},
@@ -256,7 +256,7 @@ def _about(history: Sequence[Row]) -> str:
 
 
 def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: Row) -> str:
-    """Return what the run shows: its last and best epoch, whether it still improves, and its weakest class."""
+    """Return what the run shows: its last and best epoch, what its last part gained, and its weakest class."""
     last, name, lines = history[-1], _metric_name(metric), []
     measured = [row for row in history if row.get(metric) is not None]
     if len(measured) > 1 and best.get(metric) is not None:
@@ -270,10 +270,10 @@ def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: 
         gain = shown_change(first, second, form, is_score=mode == "max")
         points = " points" if is_share(metric) else ""
         is_better = gain["tone"] == "better"
-        still = f"still improves, by {gain['text'].lstrip('+−')}{points}" if is_better else "no longer improves"
+        better = f"better by {gain['text'].lstrip('+−')}{points}" if is_better else "not better"
         before, after = (f"{shown(metric, row[metric])} (epoch {row['epoch']})" for row in ends)
-        when = f"{recent} epochs" if recent > 1 else "epoch"
-        lines.append(f"It {still}: the best of the last {when} is {after}, and the best before {before}.")
+        what = f"The best of the last {recent} epochs" if recent > 1 else "That of the last epoch"
+        lines.append(f"{what}, {after}, is {better} than the best before, {before}.")
     iou = {one: last[key] for one in classes if last.get(key := f"val/{BY_CLASS[0]}/{one}") is not None}
     return " ".join(filter(None, [*lines, weakest_class(iou, _words(BY_CLASS[0]))]))
 

@@ -205,7 +205,7 @@ def test_bars_have_units() -> None:
     bars = {name: one.images[0].colorbar for name, one in axes.items() if one.images[0].colorbar is not None}
     units = {name: bar.ax.texts[0].get_text() for name, bar in bars.items()}
     assert units == dict.fromkeys(("cross-entropy", "edge map", "same side", "other side"), "nats") | {
-        "|gradient|": "per logit"
+        "|gradient|": "L2 norm"
     }
     numbers = [text.get_text() for text in bars["|gradient|"].ax.get_xticklabels()]
     assert all(re.fullmatch("10⁻[⁰¹²³⁴⁵⁶⁷⁸⁹]+", number) for number in numbers)

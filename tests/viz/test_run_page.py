@@ -108,8 +108,8 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     best = {"text": "best: 62.0\xa0% after epoch 1", "tone": ""}
     assert tiles["changes"] == {"boundary F1 (1 px)": best}  # the others are best in the last
     assert page_data(page)["lead"] == (
-        "After epoch 3, the last, boundary F1 (1 px) is 60.0\xa0%; the best is 62.0\xa0% after epoch 1. It no"
-        " longer improves: the best of the last epoch is 60.0\xa0% (epoch 3), and the best before 62.0\xa0% (epoch 1)."
+        "After epoch 3, the last, boundary F1 (1 px) is 60.0\xa0%; the best is 62.0\xa0% after epoch 1. That"
+        " of the last epoch, 60.0\xa0% (epoch 3), is not better than the best before, 62.0\xa0% (epoch 1)."
         " The weakest class is road, with IoU of 42.0\xa0%."
     )
     scores, *others = ([curve["best"] for curve in part["curves"]] for part in parts_of(page, "curves"))
@@ -119,12 +119,11 @@ def test_the_best_epoch_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
     assert [table["title"] for table in tables["tables"]] == ["epoch 3, the last", "epoch 1, the best"]
 
 
-def test_whether_a_run_still_improves_is_read_off_two_epochs(tmp_path: Path) -> None:
+def test_what_the_last_part_of_a_run_gained_is_read_off_two_epochs(tmp_path: Path) -> None:
     history = [{**row_of(k, 0.5), "val/loss": loss} for k, loss in enumerate((3.0, 2.0, 2.5, 2.25, 1.5, 1.75), 1)]
     page = write_run_page(tmp_path, history, CLASSES, [], best=("val/loss", history[4])).read_text("utf-8")
     assert (
-        "It still improves, by 0.500: the best of the last 2 epochs is 1.5000 (epoch 5), and the best before 2.0000"
-        " (epoch 2)."
+        "The best of the last 2 epochs, 1.5000 (epoch 5), is better by 0.500 than the best before, 2.0000 (epoch 2)."
     ) in page_data(page)["lead"]
 
 

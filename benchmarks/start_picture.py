@@ -9,7 +9,8 @@ The file for narrow screens is narrower.
 from __future__ import annotations
 
 import argparse
-import doctest
+import ast
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ WIDTHS = {"": 6.9, "-narrow": 3.3}  # in inches
 
 
 def draw(width: float) -> Figure:
-    """Run the examples of the page up to its figure, and return it in this width."""
+    """Run the programs of the page up to its figure, and return it in this width."""
     names: dict[str, Any] = {}
-    for example in doctest.DocTestParser().get_examples((DOCS / "start.md").read_text()):
-        exec(example.source, names)
+    page = "\n".join(re.findall(r"^```python\n(.*?)^```$", (DOCS / "start.md").read_text(), re.MULTILINE | re.DOTALL))
+    for statement in ast.parse(page).body:
+        exec(compile(ast.Module([statement], []), "start.md", "exec"), names)
         if names.get("panel") is panel:
             names["panel"] = partial(panel, width=width)
         if "figure" in names:

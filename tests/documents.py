@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r"^```python\n(?!>>> )(.*?)^```$(?:\s+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 EXAMPLES = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -20,6 +21,11 @@ def name_of(document: Path) -> str:
 def blocks(document: Path, *languages: str) -> list[str]:
     """Return the blocks of code in one of the languages; "" for blocks without one."""
     return [text for language, text in BLOCK.findall(document.read_text()) if language in languages]
+
+
+def programs(document: Path) -> list[tuple[str, str]]:
+    """Return the blocks of Python without the prompts of a session, each with the output below it or ""."""
+    return PROGRAM.findall(document.read_text())
 
 
 def sections(document: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from documents import DOCUMENTS, ROOT, blocks, name_of, run_examples, sections
+from documents import DOCUMENTS, ROOT, name_of, programs, run_examples, sections
 from torch import nn
 
 from edgeloss import EdgeAwareLoss, metrics
@@ -55,11 +55,6 @@ def test_links(document: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{name_of(document)}: {path}#{anchor}"
 
 
-def programs(document: Path) -> list[str]:
-    """Return the blocks of Python without the prompts of a session."""
-    return [block for block in blocks(document, "python") if not block.startswith(">>> ")]
-
-
 def stand_ins(folder: Path) -> dict[str, Any]:
     """Return what the programs expect of their readers: data, a model, and names that an earlier section imports."""
     labels = torch.zeros(2, 24, 32, dtype=torch.long)
@@ -85,15 +80,19 @@ def stand_ins(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if programs(document)], ids=name_of)
-def test_programs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = stand_ins(tmp_path)
-    if any("writer" in program for program in programs(document)):
+    if any("writer" in program for program, _ in programs(document)):
         tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="TensorBoard is not installed")
         names["writer"] = tensorboard.SummaryWriter(tmp_path)
     try:
-        for program in programs(document):
+        for program, output in programs(document):
             exec(compile(program, name_of(document), "exec"), names)
+            printed = capsys.readouterr().out
+            assert not output or printed == output
     except ModuleNotFoundError as missing:
         if str(missing.name).startswith("edgeloss"):
             raise

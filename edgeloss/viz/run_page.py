@@ -135,7 +135,7 @@ _NAMES = {
 _SCORES = {
     _F1[0]: (FIGURES["boundary_f1_1px"].name, F1_ABOUT.format(1)),
     "val/miou": (FIGURES["mean_iou"].name, FIGURES["mean_iou"].about),
-    "val/boundary_iou": ("boundary IoU", "IoU of the bands along borders"),
+    "val/boundary_iou": ("boundary IoU", "IoU of the bands along borders, 2 % of the diagonal wide"),
     "val/edge_accuracy": ("accuracy at edges", "share of the pixels next to another label that are right"),
     "val/accuracy": (FIGURES["pixel_accuracy"].name, FIGURES["pixel_accuracy"].about),
 }

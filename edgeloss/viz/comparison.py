@@ -16,10 +16,9 @@ from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import color_bytes, compared_errors, picture_of_labels, reduce_blocks
 from edgeloss.viz.gallery import ABOUT_LOSSES, ABOUT_SCORES, Item, class_key, gallery, names_of, totals_of
-from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, VOID, WORSE, WRONG_IN_BOTH
+from edgeloss.viz.palette import BETTER, TRUE_BORDER, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.pictures import (
     Rgb,
-    border_lines,
     labels_picture,
     overlay,
     photo_picture,
@@ -27,6 +26,7 @@ from edgeloss.viz.pictures import (
     picture,
     shrunk,
     window_of_most,
+    with_borders,
 )
 from edgeloss.viz.scores import (
     ABOUT_STRAY,
@@ -85,8 +85,8 @@ def draw_comparison(
         [f"only {runs[1]} wrong", to_hex(WORSE)],
         ["both wrong", to_hex(WRONG_IN_BOTH)],
     ]
-    borders = [["true border", to_hex(TRUE_BORDER)], ["predicted border", to_hex(FOUND_BORDER)]]
-    keys = {"classes": classes, "difference": wrong + ignored, "borders": borders + ignored}
+    border = [["line: true border", to_hex(TRUE_BORDER)]]
+    keys = {"classes": classes, "difference": wrong + ignored, "enlarged": [*classes, *border]}
     scores = _class_scores(totals, figures)
     examples = choose_examples({at: item.changes[_BY] for at, item in enumerate(items)})
     occurring = np.flatnonzero(totals[0].plus(totals[1]).occurs).tolist()
@@ -96,7 +96,7 @@ def draw_comparison(
         *_all_changes(items, runs, examples),
         {"kind": "tables", "title": "Scores of each class", "tables": tables},
         _term_table(runs, figures, len(totals[0].pixels)),
-        *_examples(examples, runs, len(items), [*classes, *wrong, *borders]),
+        *_examples(examples, runs, len(items), [*classes, *wrong, *border]),
         {"kind": "heading", "title": f"All {len(items)} images"},
         {"kind": "key", "entries": [*classes, *wrong]},
         gallery(items, tuple(FIGURES), names, _ON_CARD, keys=keys),
@@ -133,10 +133,10 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     pictures.append(difference)
     windows = choose_windows(truth, first, second)
     for letter, window in windows.items():
-        part = None if image is None else image[window.place]
-        for run, one, about in zip(runs, runs.values(), window.abouts, strict=True):
-            drawn = _enlarged(part, truth[window.place], one.prediction[0][window.place])
-            pictures.append(drawn | {"caption": f"{letter}, {_WINDOWS[letter]}: {run}", "about": about})
+        for (run, drawn), about in zip(labels[1:], window.abouts, strict=True):
+            enlarged = with_borders(drawn[window.place], truth[window.place])
+            part = picture(enlarged, max(enlarged.shape), f"{letter}, {_WINDOWS[letter]}: {run}", about=about)
+            pictures.append(part | {"key": "enlarged"})
     pictures.append(change | {"bar": _change_bar(), "is_extra": True})
     frames = [{"name": letter, "place": _percent(one.place, truth.shape)} for letter, one in windows.items()]
     for at in (0, _DIFFERENCE):
@@ -193,13 +193,6 @@ def _percent(window: tuple[slice, slice], shape: Sequence[int]) -> list[float]:
     (y, height), (x, width) = zip(window, shape, strict=True)
     places = (x.start / width, y.start / height, (x.stop - x.start) / width, (y.stop - y.start) / height)
     return [round(100 * place, 2) for place in places]
-
-
-def _enlarged(image: Rgb | None, truth: _Array, prediction: _Array) -> pages.Part:
-    """Return true and predicted borders over a part of an image, pixel by pixel."""
-    lines = border_lines({TRUE_BORDER: truth, FOUND_BORDER: np.where(truth < 0, -1, prediction)})
-    drawn = picture(lines, max(lines.shape), "", base="photo")
-    return drawn | {"photo": photograph(image, max(truth.shape)), "key": "borders"}
 
 
 class _ClassScores(NamedTuple):

@@ -18,7 +18,7 @@ BETTER, WORSE, WRONG_IN_BOTH = (0.11, 0.36, 0.84), WRONG, (0.1, 0.08, 0.12)
 # as of .gray in page/base.css and PALE in page/drawing.js.
 PALE = (0.80, 0.98)
 RIGHT = (0.89, 0.89, 0.89)  # predicted as labeled: as gray without a photograph as over one
-TRUE_BORDER, FOUND_BORDER = (1.0, 1.0, 1.0), (1.0, 0.92, 0.0)  # of labels and predictions, over photographs
+TRUE_BORDER, RIM = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # lines over predicted labels
 
 # Sky blue and orange of Okabe and Ito, then each the one farthest from all before it and from VOID, LOUD and NOTHING:
 # in OKLab (Ottosson 2020), to the reader to whom they differ least, of normal vision, deuteranopia and protanopia

@@ -14,7 +14,7 @@ from scipy.ndimage import binary_dilation
 
 from edgeloss.viz.coloring import color_bytes, picture_of_labels, reduce_blocks
 from edgeloss.viz.pages import Part, data_uri
-from edgeloss.viz.palette import LOUD, NOTHING, PALE, RIGHT, VOID, WRONG
+from edgeloss.viz.palette import LOUD, PALE, RIGHT, RIM, TRUE_BORDER, VOID, WRONG
 
 _Array = npt.NDArray[Any]
 Rgb = npt.NDArray[np.uint8]
@@ -132,29 +132,26 @@ def labels_picture(target: _Array, prediction: _Array, colors: _Array) -> Rgb:
     return drawn
 
 
-def border_lines(labels: Mapping[tuple[float, float, float], _Array]) -> Rgb:
-    """Return the borders of labels as lines between pixels, [h, w, 4], gray where no label counts.
+def with_borders(drawn: Rgb, labels: _Array) -> Rgb:
+    """Return a picture with the borders of labels as lines between its pixels, black with a light rim.
 
     Args:
-        labels: [H, W] labels by the color of their lines, -1 where none counts; the later the thinner, so that lines in
-            the same place are all seen.
+        drawn: [H, W, 3].
+        labels: [H, W], -1 where none counts.
 
     Returns:
-        About 384 pixels across: each pixel of the labels is a square.
+        About 384 pixels across: each pixel of the picture is a square.
     """
-    first = next(iter(labels.values()))
-    scale, lines = max(384 // max(first.shape), 4), {}
-    for rank, (color, values) in enumerate(labels.items()):
-        large = values.repeat(scale, 0).repeat(scale, 1)
-        mask = np.zeros(large.shape, bool)
-        for along, borders in ((large, mask), (large.T, mask.T)):
-            differ = (along[1:] != along[:-1]) & (along[1:] >= 0) & (along[:-1] >= 0)
-            borders[1:] |= differ
-            borders[:-1] |= differ
-        lines[color] = binary_dilation(mask, np.ones(2 * [2 * (len(labels) - rank) + 1]))
-    casing = binary_dilation(np.logical_or.reduce([*lines.values()]), np.ones((3, 3)))
-    void = (first < 0).repeat(scale, 0).repeat(scale, 1)
-    return overlay({VOID: void, NOTHING: casing, **lines}, casing.shape, on_photo=True)
+    scale = max(384 // max(labels.shape), 4)
+    large, values = (one.repeat(scale, 0).repeat(scale, 1) for one in (drawn, labels))
+    mask = np.zeros(values.shape, bool)
+    for along, borders in ((values, mask), (values.T, mask.T)):
+        differ = (along[1:] != along[:-1]) & (along[1:] >= 0) & (along[:-1] >= 0)
+        borders[1:] |= differ
+        borders[:-1] |= differ
+    large[binary_dilation(mask, np.ones((3, 3)))] = color_bytes(RIM)
+    large[mask] = color_bytes(TRUE_BORDER)
+    return large
 
 
 def window_of_most(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeloss.viz import distinct_colors
-from edgeloss.viz.palette import BETTER, FOUND_BORDER, TRUE_BORDER, WORSE, WRONG_IN_BOTH
+from edgeloss.viz.palette import BETTER, WORSE, WRONG_IN_BOTH
 
 # Linear sRGB as seen with normal vision, deuteranopia and protanopia (Machado, Oliveira & Fernandes 2009).
 VISIONS = np.array(
@@ -49,6 +49,6 @@ def oklab(color: Any) -> npt.NDArray[np.float64]:
 
 
 def test_overlays_differ_from_each_other_and_from_the_first_classes() -> None:
-    overlays = (BETTER, WORSE, WRONG_IN_BOTH, TRUE_BORDER, FOUND_BORDER)
+    overlays = (BETTER, WORSE, WRONG_IN_BOTH)
     assert min(difference(*pair) for pair in itertools.combinations(overlays, 2)) > 0.18
     assert min(difference(*pair) for pair in itertools.product(overlays, distinct_colors(3))) > 0.14

@@ -102,13 +102,12 @@ parts.tables = ({ title, about, tables, folded }) => {
 
 // ------------------------------------------------------------------------------------------------------------ pictures
 
-// A picture, over its photograph or that of its row where it is transparent, with frames around parts of it. Its space is
-// reserved before it is decoded.
-const pictureOf = ({ source, base, size: [width, height], caption, photo: own, frames = [] }, photo) => {
-  const made = element("span", { className: `picture${Math.max(width, height) < 256 ? " pixels" : ""}${own ? " enlarged" : ""}` });
+// A picture, over the photograph of its row where it is transparent, with frames around parts of it. Its space is reserved
+// before it is decoded.
+const pictureOf = ({ source, base, size: [width, height], caption, frames = [] }, photo) => {
+  const made = element("span", { className: `picture${Math.max(width, height) < 256 ? " pixels" : ""}` });
   made.style.aspectRatio = `${width} / ${height}`;
-  const below = own ?? photo;
-  const layers = [...(base && below ? [[below, base]] : []), ...(source ? [[source, ""]] : [])];
+  const layers = [...(base && photo ? [[photo, base]] : []), ...(source ? [[source, ""]] : [])];
   layers.forEach(([src, className], at) => made.append(element("img", { src, className, alt: at ? "" : caption, width, height })));
   for (const { name, place } of made.childElementCount ? frames : []) {
     const frame = element("span", { className: "frame" }, text("b", name));

@@ -112,8 +112,8 @@ def _worst_first(images: Mapping[str, Facts]) -> str:
         verdict = "NOT OK" if not one["ok"] else "warning" if "warning" in levels else "healthy"
         loss = next(iter(one["summary"].get("loss", {}).values()), None)
         largest, wrong = one["summary"].get("gradient", {}).get("max"), one["summary"]["prediction"]["wrong"]
-        is_number = loss is not None and math.isfinite(loss)
-        rank = ("NOT OK", "warning", "healthy").index(verdict), -loss if is_number else -math.inf
+        badness = math.inf if loss is None or not math.isfinite(loss) else loss
+        rank = ("NOT OK", "warning", "healthy").index(verdict), -badness
         shares = "-" if wrong is None else f"{100 * wrong:.1f} %"
         rows.append((rank, (printable(name), _shown(loss), _shown(largest), shares, verdict)))
     rows.sort(key=lambda row: row[0])

@@ -171,8 +171,8 @@ def draw_step(axes: Sequence[Axes], labels: Tensor) -> Scale:
     logits = make_logits(labels)
     maps = {
         "probability of the label": label_probability(logits, labels),
-        "what cross-entropy adds to it": step(logits, labels, edge_weight=0.0),
-        "what the edge terms add to it": step(logits, labels, ce_weight=0.0),
+        "what a step of cross-entropy adds": step(logits, labels, edge_weight=0.0),
+        "what a step of edge terms adds": step(logits, labels, ce_weight=0.0),
     }
     x, y = GAP
     for at, (shown, (title, values)) in enumerate(zip(axes, maps.items(), strict=True)):

@@ -114,7 +114,7 @@ def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
         Line2D([], [], color=color, marker=marker, markersize=6, markerfacecolor=inside)
         for (color, marker), inside in ((LOOKS["edgeloss"], LOOKS["edgeloss"][0]), (RIVAL, "white"))
     ]
-    entries = ["edgeloss", f"{rivals[0]}, the best rival" if one else "best rival, at the left"]
+    entries = ["edgeloss", f"{rivals[0]}, the best rival" if one else "best rival (named at the left)"]
     figure.legend(handles, entries, loc="outside upper left", ncols=most, fontsize=9.5, frameon=False)
     return figure
 

@@ -64,7 +64,8 @@ SCORES = {
 }
 BORDER = 35  # points, over the pixels across a picture: the width of the lines of borders
 ABOUT = f"""
-Boundary IoU is the overlap of strips along the borders; boundary F1 compares the borders, with a tolerance of 1 px.
+Boundary IoU is the overlap of strips along the borders, 2 % of the diagonal wide; boundary F1 compares the borders,
+with a tolerance of 1 px.
 Accuracy at edges counts the pixels with another label next to them.
 Stray pixels are {ABOUT_STRAY}.
 """

@@ -293,7 +293,7 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
         "--data",
         nargs=3,
         metavar=("LAYOUT", "ROOT", "PART"),
-        help="Instead of --mask and --image, a part of a data set as in its archives: ade20k, camvid, cityscapes,"
+        help="Instead of the masks and images, a part of a data set as in its archives: ade20k, camvid, cityscapes,"
         " coco-stuff, pet or voc, with its classes; or folder, with PART/images, PART/masks and classes.txt in ROOT.",
     )
     reading.add_argument(
@@ -312,7 +312,7 @@ def _add_reading(parser: Parser, *, needs_classes: bool = False) -> None:
     reading.add_argument(
         "--palette",
         metavar="NAME|FILE",
-        help=f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a text file"
+        help=f"Colors of the classes, in color-coded masks and on pages: {', '.join(PALETTE_NAMES)}, or a text file"
         ' with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
     )
     rare = parser.add_hidden_group("reading files of other forms")

@@ -125,7 +125,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     before, after = (one.maps["edge"][0] for one in runs.values())
     change = picture(_edge_change(truth, before, after, side), side, "change of the edge loss", base="gray")
     wrong = overlay({**compared_errors(truth, first, second), VOID: truth < 0}, truth.shape, on_photo=on_photo)
-    difference = picture(wrong, side, "difference", base="gray") | {"key": "difference", "is_extra": True}
+    difference = picture(wrong, side, "difference", base="gray") | {"key": "difference"}
     labels = [("ground truth", picture_of_labels(truth, colors))]
     labels += [(run, labels_picture(truth, one.prediction[0], colors)) for run, one in runs.items()]
     pictures = [photo_picture(image, truth.shape)]
@@ -136,7 +136,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
         for (run, drawn), about in zip(labels[1:], window.abouts, strict=True):
             enlarged = with_borders(drawn[window.place], truth[window.place])
             part = picture(enlarged, max(enlarged.shape), f"{letter}, {_WINDOWS[letter]}: {run}", about=about)
-            pictures.append(part | {"key": "enlarged"})
+            pictures.append(part | {"key": "enlarged", "is_extra": True})
     pictures.append(change | {"bar": _change_bar(), "is_extra": True})
     frames = [{"name": letter, "place": _percent(one.place, truth.shape)} for letter, one in windows.items()]
     for at in (0, _DIFFERENCE):

@@ -213,8 +213,8 @@ def _tables(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> list
 
     means = {name: mean(on_edges, arrays.maps[name][edges]) for name in (*_ON_EDGES, "edge")}
     of_scores = {
-        "pixels": [str(n) for n in scores.pixels],
-        "edge pixels": [str(n) for n in sum_by_class(on_edges, arrays.classes)],
+        "pixels": [f"{n:,}" for n in scores.pixels],
+        "edge pixels": [f"{n:,.0f}" for n in sum_by_class(on_edges, arrays.classes)],
         "IoU": [shown_score(value, ".1%") for value in scores.iou],
         FIGURES["boundary_f1_1px"].name: [shown_score(value, ".1%") for value in scores.boundary_f1],
     }

@@ -361,10 +361,10 @@ def _about_region(history: Sequence[Row], weights: Mapping[str, float]) -> str:
     first, last = (f"{weight * value:.3g}" for value in (values[0], values[-1]))
     of_loss = "" if loss is None else f", of a training loss of {loss:.3g}"
     share = _gradient_share(history, "region")
-    moves = f" What moves the network is its share in the gradient, {share} in the last epoch." * bool(share)
+    moves = f" Its influence on the network is its share in the gradient, {share} in the last epoch." * bool(share)
     return (
         f"The region term is {first} at first and {last} in the end{of_loss}: it stays near its weight of {weight:g}"
-        f" until the thinnest parts are found, so its height is not its influence.{moves}"
+        f" until the thinnest parts are found.{moves}"
     )
 
 

@@ -63,7 +63,7 @@ parts.folded = ({ title, text: content }) => [element("section", { className: "c
 
 // Cells are compared as numbers where they are numbers; a dash, which means no value, comes last.
 const compared = (first, second, sign) => {
-  const [a, b] = [first, second].map((cell) => parseFloat(cell.replace("−", "-")));
+  const [a, b] = [first, second].map((cell) => parseFloat(cell.replace("−", "-").replaceAll(",", "")));
   if (Number.isNaN(a) && Number.isNaN(b)) return sign * first.localeCompare(second);
   if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
   return sign * (a - b);

@@ -20,8 +20,8 @@ from matplotlib.lines import Line2D
 
 from doc_figures import classes_of_set, current, with_classes
 from pictures import save_figure
-from quality.plots import APART, LAYOUTS, LOOKS, Look, draw_ahead, name_of
-from quality.tables import Summary, is_clear, number
+from quality.plots import APART, LAYOUTS, LOOKS, Look, draw_ahead
+from quality.tables import Summary, is_clear, named, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def draw_all(drawing: Drawing, width: float, most: int) -> Figure:
     """Draw all panels; rivals are named in the legend if they are one loss, and else to the left of their marks."""
     names, losses = zip(*drawing.rows().items(), strict=True)
     pairs = [(own, rival) for _, rival, own in (of_loss.values() for of_loss in losses)]
-    rivals = [name_of(rival["loss"]) for _, rival in pairs]
+    rivals = [named(rival["loss"]) for _, rival in pairs]
     looks = {own["loss"]: LOOKS["edgeloss"] for own, _ in pairs} | {rival["loss"]: RIVAL for _, rival in pairs}
     one = len({*rivals}) == 1
     lines: dict[float, str] = dict(enumerate(names))

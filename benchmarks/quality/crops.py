@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss.metrics.counts import boundary_f1_counts, score_f1
 from edgeloss.metrics.measure import LabelMaps
 from pictures import save_figure
-from quality.plots import name_of
+from quality.tables import named
 
 if TYPE_CHECKING:  # slow to import, and not needed where nothing is drawn
     from matplotlib.figure import Figure
@@ -174,7 +174,7 @@ def draw_windows(
         block = [Picture(*caption, window.crop(split.images).permute(1, 2, 0).numpy())]
         block.append(Picture("true labels", "", colors[true_labels]))
         for loss, labels, score in zip(split.predictions, predictions, window.scores, strict=True):
-            block.append(Picture(name_of(loss), f"boundary F1 {100 * score:.0f} %", colors[labels], borders=borders))
+            block.append(Picture(named(loss), f"boundary F1 {100 * score:.0f} %", colors[labels], borders=borders))
         blocks.append(block)
     key = [KeyEntry(names[label], tuple(colors[label])) for label in sorted(present)]
     return draw_figure(blocks, (chosen[0].size,) * 2, key, title=title)

@@ -42,15 +42,10 @@ END = 0.6  # the part of the epochs from which on another panel shows the curves
 OTHERS: tuple[Look, ...] = (("0.35", "P"), ("#8c564b", "*"), ("0.65", "d"))
 
 
-def name_of(loss: str) -> str:
-    """Return the name of a loss in pictures."""
-    return named(loss).replace("EdgeAwareLoss()", "edgeloss")
-
-
 def looks_of(losses: Iterable[str]) -> dict[str, Look]:
     """Return color and marker of each loss; those without looks of their own get some in their order."""
     others = cycle(OTHERS)
-    return {loss: LOOKS.get(name_of(loss)) or next(others) for loss in dict.fromkeys(losses)}
+    return {loss: LOOKS.get(named(loss)) or next(others) for loss in dict.fromkeys(losses)}
 
 
 def draw_panels(
@@ -82,7 +77,7 @@ def draw_panels(
             axis.tick_params(length=0, labelsize=9)
             axis.spines[:].set_visible(False)
         draw(axes[: len(titles)], looks)
-        figure.legend(handles, [*map(name_of, looks)], loc="outside upper left", ncols=most, fontsize=9, frameon=False)
+        figure.legend(handles, [*map(named, looks)], loc="outside upper left", ncols=most, fontsize=9, frameon=False)
         save_figure(figure, path.with_stem(f"{path.stem}{ending}"), 160)
 
 

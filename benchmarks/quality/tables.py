@@ -25,7 +25,8 @@ BALANCED = "EdgeAwareLoss() (class_balance 1)"  # by the whole data set
 NAMES = {
     CONTROL: "weighted CE",
     WEIGHTED: "weighted CE + Dice",
-    BALANCED: "EdgeAwareLoss(), balance of the data set",
+    BALANCED: "edgeloss, balance of the data set",
+    "EdgeAwareLoss()": "edgeloss",
     "CE + clDice (thin_class 1)": "CE + clDice",
     "camvid": "CamVid",
     "sstem": "ssTEM",

@@ -407,17 +407,19 @@ def long_table(plan: str) -> list[str]:
     return ["|".join(cells[:1] + cells[2:3] + cells[4:]) for cells in lines]
 
 
-def seeds_table(plan: str, own: str = NOW, rival: str = WEIGHTED) -> list[str]:
-    """Return how far ours is ahead of a rival by each seed of both, in a plan of one setting."""
-    by_seed: dict[int, list[Row]] = {}
-    for row in (row for rows in results_of(plan).values() for row in rows if run_of(row).title in (own, rival)):
-        by_seed.setdefault(run_of(row).seed, []).append(row)
+def seeds_table(plan: str, own: str = NOW) -> list[str]:
+    """Return how far ours is ahead of cross-entropy and the rival by each seed of both, in a plan of one setting."""
+    trained = [row for rows in results_of(plan).values() for row in rows]
     cells = []
-    for seed, rows in sorted(by_seed.items()):
-        for ahead in (row["differences"] for row in summarize(rows, rival) if row["differences"]):
-            shown = (number(name, ahead[name]["mean"], sign="+") if name in ahead else "–" for name in OF_SEEDS)
-            cells.append([str(seed), *shown])
-    return or_none(short_heads(markdown_table(["seed:", *(f"{METRICS[name]}:" for name in OF_SEEDS)], cells)))
+    for rival in (BASELINE, WEIGHTED):
+        of_both = [row for row in trained if run_of(row).title in (own, rival)]
+        for seed in sorted({run_of(row).seed for row in of_both}):
+            of_seed = summarize([row for row in of_both if run_of(row).seed == seed], rival)
+            for ahead in (row["differences"] for row in of_seed if row["differences"]):
+                shown = (number(name, ahead[name]["mean"], sign="+") if name in ahead else "–" for name in OF_SEEDS)
+                cells.append([rival, str(seed), *shown])
+    heads = "against", "seed:", *(f"{METRICS[name]}:" for name in OF_SEEDS)
+    return or_none(short_heads(markdown_table(heads, cells)))
 
 
 more_of_long = partial(trained_table, metrics=MORE_OF_LONG)
@@ -1054,11 +1056,9 @@ FIGURES = {
     "thin": of_plan(PEERS, thin_table, "thin"),
     "gain of thin": Figures(f"{TABLE} configs/quality-thin.yaml", sentences={"docs/quality.md": thin_sentences}),
     "long": of_plan("docs/quality.md", long_table, "long"),
-    "seeds of long": Figures(
-        f'{TABLE} configs/quality-long.yaml --baseline "{WEIGHTED}" --metrics {" ".join(OF_SEEDS)}',
-        {"docs/quality.md": partial(seeds_table, "long")},
-    ),
+    "seeds of long": of_plan("docs/quality.md", seeds_table, "long"),
     "converged": of_plan("docs/quality.md", long_table, "converged"),
+    "seeds of converged": of_plan("docs/quality.md", partial(seeds_table, own=BALANCED), "converged"),
     "gain of converged": Figures(
         f"{TABLE} configs/quality-converged.yaml",
         sentences={"README.md": converged_lede, "docs/quality.md": of_converged_sentences},

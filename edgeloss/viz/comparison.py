@@ -279,10 +279,17 @@ def describe_change(
 
 
 def _losses(scores: _ClassScores, names: Sequence[str]) -> str:
-    """Return the classes that get worse, with their values."""
-    values = ((names[k], scores.shown(scores.before[k]), scores.shown(scores.after[k])) for k in scores.worse)
-    shown = [f"{name} ({before} → {after})" for name, before, after in values]
-    return f"{scores.title} of {shortened(shown, _MOST_CLASSES)}"
+    """Return the classes that get worse, with their values, after the total or mean if that is worse, too."""
+
+    def described(name: str, before: Any, after: Any) -> str:  # noqa: ANN401
+        return f"{name} ({scores.shown(before)} → {scores.shown(after)})"
+
+    of_all, before, after = scores.total
+    is_said = scores.title == FIGURES[_BY].name  # by the verdict
+    is_worse = not is_said and scores.change(before, after)["tone"] == "worse"
+    whole = f", {described(of_all, before, after)}," * is_worse
+    classes = [described(names[k], scores.before[k], scores.after[k]) for k in scores.worse]
+    return f"{scores.title}{whole} of {shortened(classes, _MOST_CLASSES)}"
 
 
 def _headlines(

@@ -178,8 +178,9 @@ def test_what_gets_worse_is_the_classes_with_the_largest_losses_first(run: Run, 
     if gain < 0:
         assert "No class gets worse in IoU, boundary F1 (1 px), stray pixels." in lead
     else:
-        assert re.search(r" Worse: IoU of 0 \(100.0.% → 50.0.%\), 1 \(.*\), 2 \(.*\); boundary F1 \(1 px\) of ", lead)
-        assert lead.endswith("; stray pixels of 1 (0 → 414).")
+        classes = r"0 \(100.0.% → 50.0.%\), 1 \(.*\), 2 \(.*\)"
+        assert re.search(rf" Worse: IoU, mean \(100.0.% → .*\), of {classes}; boundary F1 \(1 px\) of ", lead)
+        assert lead.endswith("; stray pixels, total (0 → 414), of 1 (0 → 414).")
         (tiles,) = parts_of(output.read_text("utf-8"), "tiles")
         assert tiles["changes"]["stray pixels"] == {"text": "worse: +414 from 0", "tone": "worse"}
 

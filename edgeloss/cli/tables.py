@@ -14,7 +14,7 @@ _HEAD = 10  # characters that a line of a head may have at least
 _SPELLED = {"iou": "IoU", "f1": "F1", "hausdorff": "Hausdorff", "dice": "Dice"}
 _ABOUT = {
     "IoU": "overlap of predicted and true areas",
-    "boundary IoU": "overlap of the strips along the borders, 2 % of the diagonal wide",
+    "boundary IoU": "overlap of strips along borders, 2 % of the diagonal",
     "boundary F1": "precision and recall of borders within that distance",
     "trimap IoU": "IoU of the pixels within that distance of a border",
     "Hausdorff distance": "largest distance of two outlines, or a percentile",

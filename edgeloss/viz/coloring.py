@@ -67,7 +67,7 @@ _ABOUT_SIDES = {
 _KINDS = {
     "cross_entropy": Kind(TERMS[0].title, "how improbable the true label is", "nats", ""),
     **{term.name: Kind(term.title, _ABOUT_SIDES[term.name], "nats") for term in EDGE_TERMS},
-    "edge": Kind("edge map", "loss at edges, classes alike", "nats"),
+    "edge": Kind("edge map", "loss at edges, no class weights", "nats"),
     "distance": Kind("distance", "to the nearest other label", "", "far"),
     "pixel_distance": Kind("distance", "to the nearest other label", "px", "far"),
     "gradient": Kind("|gradient|", "bright: what a step changes most", "L2 norm", "zero", log=True),

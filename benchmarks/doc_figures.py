@@ -409,10 +409,10 @@ def long_table(plan: str) -> list[str]:
 
 def seeds_table(plan: str, own: str = NOW) -> list[str]:
     """Return how far ours is ahead of cross-entropy and the rival by each seed of both, in a plan of one setting."""
-    trained = [row for rows in results_of(plan).values() for row in rows]
+    (rows,) = results_of(plan).values() or [[]]
     cells = []
     for rival in (BASELINE, WEIGHTED):
-        of_both = [row for row in trained if run_of(row).title in (own, rival)]
+        of_both = [row for row in rows if run_of(row).title in (own, rival)]
         for seed in sorted({run_of(row).seed for row in of_both}):
             of_seed = summarize([row for row in of_both if run_of(row).seed == seed], rival)
             for ahead in (row["differences"] for row in of_seed if row["differences"]):
@@ -912,7 +912,13 @@ def landing_table() -> list[str]:
 def of_plan(page: str, lines: Callable[..., list[str]], plan: str, *arguments: str) -> Figures:
     """Return the figures of a table of a page that is made of a plan's results."""
     command = f"{TABLE.replace('val', 'held-out') if plan in TRIALS else TABLE} configs/quality-{plan}.yaml"
-    shown = {trained_table: OF_TRAINED, thin_table: OF_THIN, long_table: OF_LONG, more_of_long: MORE_OF_LONG}
+    shown = {
+        trained_table: OF_TRAINED,
+        thin_table: OF_THIN,
+        long_table: OF_LONG,
+        more_of_long: MORE_OF_LONG,
+        seeds_table: OF_SEEDS,
+    }
     if lines in shown:
         command += f" --metrics {' '.join(shown[lines])}"
     elif lines is ahead_table:
@@ -1058,7 +1064,7 @@ FIGURES = {
     "long": of_plan("docs/quality.md", long_table, "long"),
     "seeds of long": of_plan("docs/quality.md", seeds_table, "long"),
     "converged": of_plan("docs/quality.md", long_table, "converged"),
-    "seeds of converged": of_plan("docs/quality.md", partial(seeds_table, own=BALANCED), "converged"),
+    "seeds of converged": of_plan("docs/quality.md", seeds_table, "converged", BALANCED),
     "gain of converged": Figures(
         f"{TABLE} configs/quality-converged.yaml",
         sentences={"README.md": converged_lede, "docs/quality.md": of_converged_sentences},

@@ -114,8 +114,8 @@ def _worst_first(images: Mapping[str, Facts]) -> str:
         largest, wrong = one["summary"].get("gradient", {}).get("max"), one["summary"]["prediction"]["wrong"]
         badness = math.inf if loss is None or not math.isfinite(loss) else loss
         rank = ("NOT OK", "warning", "healthy").index(verdict), -badness
-        shares = "-" if wrong is None else f"{100 * wrong:.1f} %"
-        rows.append((rank, (printable(name), _shown(loss), _shown(largest), shares, verdict)))
+        share = "-" if wrong is None else f"{100 * wrong:.1f} %"
+        rows.append((rank, (printable(name), _shown(loss), _shown(largest), share, verdict)))
     rows.sort(key=lambda row: row[0])
     head = ("image", "loss", "max |gradient|", "wrong", "")
     text = _aligned([head, *(cells for _, cells in rows[:_LISTED])], rules=[1])

@@ -197,7 +197,9 @@ from measure import processes
 
 with processes(1) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
-    pool.submit(time.sleep, 600).result()
+    busy = pool.submit(time.sleep, 600)
+    while not busy.done():  # not result(): a signal that comes just before its wait begins is raised only after it
+        time.sleep(0.01)
 """
 
 

@@ -160,7 +160,9 @@ def test_torch_is_imported_where_it_is_needed() -> None:
     ],
 )
 def test_imports_can_be_interrupted(slow: str, start: str, tmp_path: Path) -> None:
-    (tmp_path / f"{slow}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    # Short sleeps: a signal that comes just before a sleep begins is raised only after it.
+    wait = "for _ in range(6000):\n    time.sleep(0.01)\n"
+    (tmp_path / f"{slow}.py").write_text(f"import time\nprint('importing', flush=True)\n{wait}")
     for name in ("mask.png", "pred.npy"):  # a missing file is reported before torch is imported
         (tmp_path / name).touch()
     program = tmp_path / "edgeloss"

@@ -149,11 +149,22 @@ def with_ends(sets: Mapping[str, Mapping[str, Curve]]) -> dict[str, Mapping[str,
     return panels
 
 
+def label_ends(axes: Axes, curves: Iterable[tuple[str, int, float]]) -> None:
+    """Write the last values of curves, given as color, epoch and value, to their right, one above the other."""
+    low, high = axes.get_ylim()
+    line, place = (high - low) / 11, low  # a line of text, in units of the axis
+    for color, epoch, value in sorted(curves, key=lambda curve: curve[2]):
+        place = max(value, place + line)
+        text = {"textcoords": axes.get_yaxis_transform(), "color": color, "size": 9, "va": "center"}
+        axes.annotate(f"{value:.1f}", (epoch, value), (1.02, place), annotation_clip=False, **text)
+
+
 def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> None:
     """Draw a metric, the loss or the edge weight over the epochs for several data sets, and the ends of the curves.
 
     A line is the mean over the seeds, at the epochs that all of them have; the baseline and edgeloss also show their
-    range. Where only two epochs were scored, they are points, those of the losses next to each other.
+    range. Where only two epochs were scored, they are points, those of the losses next to each other. Numbers at the
+    right of the end of the curves are their last values.
     """
     with_curve = {data: [row for row in rows if name in row["curve"]] for data, rows in sets.items()}  # some lack it
     groups = {data: by_loss(rows) for data, rows in with_curve.items() if rows}
@@ -163,7 +174,8 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
     unit = METRICS.get(name, name.replace("_", " ")).removesuffix(" ↑") + ", %" * (scale_of(name) == 100)
 
     def draw(shown: Sequence[Axes], looks: Mapping[str, Look]) -> None:
-        for axes, curves in zip(shown, panels.values(), strict=True):
+        for axes, (title, curves) in zip(shown, panels.items(), strict=True):
+            ends = []
             axes.xaxis.get_major_locator().set_params(integer=True)
             for at, (loss, curve) in enumerate(curves.items()):
                 epochs = [*curve]
@@ -176,6 +188,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                     )
                     if has_range:
                         axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+                    ends.append((color, epochs[-1], means[-1]))
                     continue
                 apart = (at - (len(curves) - 1) / 2) * epochs[-1] / 40
                 places = [epoch + apart for epoch in epochs]
@@ -183,6 +196,8 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                 if has_range:
                     axes.vlines(places, low, high, color=color, linewidth=1.5)
                 axes.set(xticks=epochs, xlim=(0, 1.25 * epochs[-1]))
+            if title not in groups:
+                label_ends(axes, ends)
             axes.set_xlabel("epoch", size=9)
             if axes.get_subplotspec().is_first_col():
                 axes.set_ylabel(unit, size=9)

@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
     Attributes:
         level: ``"error"`` for a non-finite value or an exception, ``"warning"`` for what is finite and probably wrong,
-            ``"note"`` for context.
+            ``"note"`` for context and for what follows from an error.
         message: what was found, and where.
         advice: how to fix it, in one sentence; empty if there is nothing to do.
     """

@@ -215,7 +215,7 @@ def _diagnose(call: LossCall) -> Report:
                 each = {name: {"loss": term.loss, "gradient": term.gradient} for name, term in terms.each.items()}
                 lines = [_section(name, tensors) for name, tensors in each.items()]
                 sections.append(Node("terms", "each one separately, before its weight", children=lines))
-                findings += [blame_term(terms.each, call.logits)] if given.bad() else []
+                findings += [blame_term(terms.each)] if given.bad() and not bad_inputs else []
     ok = all(finding.level != "error" for finding in findings)
     checked = {
         "all values finite": True,

@@ -170,7 +170,10 @@ def bad_input(path: str, stats: Stats) -> Finding:
 def bad_outcome(
     call: LossCall, labels: Labels | None, given: Outcome, exact: Outcome, origin: Origin | None, *, bad_inputs: bool
 ) -> Iterator[Finding]:
-    """Report a loss or a gradient that is not finite, in the precision of the logits and in float64."""
+    """Report a loss or a gradient that is not finite, in the precision of the logits and in float64.
+
+    What follows from another error is a note, so that there is one error per cause.
+    """
     advice = _advice(origin) or "Pass only valid values to that operation, by selecting them before the call."
     if origin is None:
         advice = "No operation was seen to produce it: check constants, buffers and arguments for non-finite values."
@@ -182,11 +185,12 @@ def bad_outcome(
         if part == "gradient":
             message += _where(~tensor.isfinite(), call.logits, labels)
             if "loss" in bad:
-                yield Finding("error", f"{message}; this follows from the loss.")
+                yield Finding("note", f"{message}; this follows from the loss.")
                 return
         if bad_inputs:
-            part_advice = "Fix the input first: no loss can be finite on it."
-        elif wide is not None and all_finite(wide):
+            yield Finding("note", f"{message}; this follows from the inputs.")
+            continue
+        if wide is not None and all_finite(wide):
             message += "; finite in float64, so the cause is the precision, not the formula"
             if call.logits.dtype.itemsize == 2 or tensor.dtype.itemsize == 2:
                 part_advice = "Compute the loss in float32, loss_fn(logits.float(), target), outside autocast."
@@ -275,18 +279,17 @@ def _part_of_gradient(name: str, sums: Sums, checked: inputs.Inputs, loss: Tenso
     return reference.weighted_total(getattr(sums.maps, name), reduction.weigh(slope, checked.pixel_weight))
 
 
-def blame_term(terms: dict[str, Outcome], logits: Tensor) -> Finding:
-    """Report which term of a loss that is not finite is the cause."""
+def blame_term(terms: dict[str, Outcome]) -> Finding:
+    """Say which term of a loss that is not finite is the cause."""
     # The terms share operations, and with them gradients of 0 · nan, but no values.
     bad = [name for name, term in terms.items() if "loss" in term.bad()]
     bad = bad or [name for name, term in terms.items() if term.bad()]
     good = [name for name in terms if name not in bad]
     if not bad:
         message = "terms: each of them is finite by itself in plain PyTorch."
-        return Finding("error", message, 'Check what a subclass adds, if there is one, and try backend="reference".')
+        return Finding("note", message, 'Check what a subclass adds, if there is one, and try backend="reference".')
     message = f"terms: {', '.join(bad)} not finite" + (f"; {', '.join(good)} finite." if good else ".")
-    advice = f"Set the weight of {bad[0]} to 0 to continue without it."
-    return Finding("error", message, advice if all_finite(logits) else "The logits are not finite; fix them first.")
+    return Finding("note", message, f"Set the weight of {bad[0]} to 0 to continue without it.")
 
 
 # ------------------------------------------------------------------------------------------- finite and probably wrong

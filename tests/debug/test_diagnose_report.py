@@ -187,12 +187,16 @@ def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.origin.line == line_of(broken, "share / mask")
 
 
-def test_terms_of_bad_logits() -> None:
+def test_bad_logits_are_one_error() -> None:
     x, y = (values.repeat_interleave(2, -2).repeat_interleave(2, -1) for values in scene())
     x[0, 1, 15, 15] = math.nan  # far from the edge
     report = diagnose(EdgeAwareLoss(), x, y)
-    assert report.findings[-1].message == "terms: cross_entropy, region not finite; same_side, other_side finite."
-    assert report.findings[-1].advice == "The logits are not finite; fix them first."
+    assert report.verdict == "NOT OK, 1 error"
+    assert [finding.message.partition(":")[0] for finding in report.findings] == [
+        "logits",
+        "loss is nan; this follows from the inputs.",
+        "gradient",
+    ]
 
 
 def test_terms_that_cannot_be_evaluated() -> None:

@@ -402,9 +402,10 @@ thin_table = partial(trained_table, metrics=OF_THIN)
 
 
 def long_table(plan: str) -> list[str]:
-    """Return the scores of a plan of one setting, without its name and the seeds."""
-    lines = (line.split("|") for line in short_heads(trained_table(plan, OF_LONG)))
-    return ["|".join(cells[:1] + cells[2:3] + cells[4:]) for cells in lines]
+    """Return the scores of a plan of one setting, without its name, and without the seeds if all have as many."""
+    lines = [line.split("|") for line in short_heads(trained_table(plan, OF_LONG))]
+    first = 3 if len({seeds for _, _, _, seeds, *_ in lines[2:]}) > 1 else 4
+    return ["|".join(cells[:1] + cells[2:3] + cells[first:]) for cells in lines]
 
 
 def seeds_table(plan: str, own: str = NOW) -> list[str]:
@@ -439,11 +440,6 @@ def scores(summary: Summary, names: Iterable[str] = MAIN, *, bold: Collection[st
     return "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(
         f"{mark}{number(name, summary['scores'][name][0])}{mark}" for name, mark in marks.items()
     )
-
-
-def points(summary: Summary) -> str:
-    """Return the mean differences of a summary, in points."""
-    return " / ".join(number(name, summary["differences"][name]["mean"]) for name in MAIN)
 
 
 def ranges(summary: Summary, name: str) -> str:
@@ -711,15 +707,15 @@ def tiny_table(name: str, cases: Iterable[tiny_networks.Case]) -> list[str]:
     return tiny_networks.table(rows, [case.name for case in cases], losses)
 
 
-def pretrained_sentences() -> list[str]:
+def pretrained_table() -> list[str]:
     """Return how far ours is ahead on CamVid with a pretrained network: of cross-entropy, and of the best rival."""
-    rival = str(best_rival(LARGE))
-    found = (where_ahead(name, gain(LARGE, str(ours(LARGE)), rival, name)) for name in MAIN)
-    return [
-        f"{points(quality(PRETRAINED)[str(ours(PRETRAINED))])} points at 240 × 180",
-        f"{points(quality(LARGE)[str(ours(LARGE))])} at 480 × 360",
-        f"Against {named(rival)} it is {' / '.join(found)}",
-    ]
+    cells = []
+    for setting, size in {PRETRAINED: "240 × 180", LARGE: "480 × 360"}.items():
+        for baseline in (BASELINE, str(best_rival(LARGE))):
+            found = {name: gain(setting, str(ours(setting)), baseline, name) for name in MAIN}
+            shown = (where_ahead(name, difference) for name, difference in found.items())
+            cells.append([f"{size}: {baseline}", str(len(found["miou"]["values"])), *shown])
+    return short_heads(markdown_table(["size: against", "seeds:", *(f"{METRICS[name]}:" for name in MAIN)], cells))
 
 
 def first_sentences() -> list[str]:
@@ -829,8 +825,8 @@ def lesions_sentences(*limits: float) -> list[str]:
 LESIONS = {
     BASELINE: BASELINE,
     "CE + Dice": "CE + Dice",
-    "EdgeAwareLoss()": "the default",
-    "EdgeAwareLoss(region_weight=0)": "`region_weight=0`",
+    "EdgeAwareLoss()": "edgeloss",
+    "EdgeAwareLoss(region_weight=0)": "edgeloss without its region term",
 }
 
 
@@ -895,15 +891,16 @@ def landing_table() -> list[str]:
     timed = [rows["19 classes"] for rows in speed().values()]
     times = sorted(row["ratio"][NAMES[1]] for row in timed)
     of_one_logit = max(rows["binary"]["ratio"][NAMES[1]] for rows in speed().values())
-    # Rows of 0.3 do not name it.
-    of_version = f"**version {' and '.join(sorted({row['machine'].get('edgeloss', '0.3') for row in timed}))}**"
+    versions = sorted({row["machine"].get("edgeloss", "0.3")[:3] for row in timed})  # rows of 0.3 do not name it
+    of_version, of_gpu, sign = f"version {' and '.join(versions)}", gpu_ratios(), TIMES.rstrip()
     rows = (
-        f"**{100 * (own - plain):+.1f} points** of boundary F1 | CamVid, **version {version(ours_now)}**,"
-        f" {len(losses[0]['seeds'])} seeds. The best rival has {100 * (of_rival - plain):+.1f}; in mIoU it has"
-        f" {100 * (areas[1] - areas[0]):+.1f}, and edgeloss {100 * (areas[2] - areas[0]):+.1f}",
-        f"**{times[0]:.2f} to {times[-1]:.2f} ×** the time | 19 classes on a CPU, {of_version}. One logit takes up to"
-        f" {of_one_logit:.2f} ×, and {gpu_ratios()['binary']:.2f} × on a GPU with version 0.3"
-        " ([all cases](performance.md))",
+        f"**{100 * (own - plain):+.1f} points** of boundary F1 (best rival: {100 * (of_rival - plain):+.1f}),"
+        f" {100 * (areas[2] - areas[0]):+.1f} of mIoU (best rival: {100 * (areas[1] - areas[0]):+.1f}) | street scenes"
+        f" of CamVid with 11 classes, version {version(ours_now)}, {len(losses[0]['seeds'])} seeds",
+        f"**{times[0]:.2f} to {times[-1]:.2f}{sign}** the time on a CPU | 19 classes, {of_version}; 2 classes by one"
+        f" logit: up to {of_one_logit:.2f}{sign} ([all cases](performance.md))",
+        f"**{of_gpu['19 classes']:.2f}{sign}** the time on a GPU | H200, 19 classes, version 0.3; one logit:"
+        f" {of_gpu['binary']:.2f}{sign}",
         f"**{kept:.0f} instead of {of_plain:.0f} bytes** per pixel | 19 classes, kept from forward to backward",
     )
     return table("against cross-entropy | measured with", rows)
@@ -979,7 +976,10 @@ FIGURES = {
             "README.md": first_table,
             "docs/quality.md": sets_table,
         },
-        {"README.md": first_sentences, "docs/quality.md": pretrained_sentences},
+        {"README.md": first_sentences},
+    ),
+    "ahead with a pretrained network": Figures(
+        f"{TABLE} configs/quality-pretrained.yaml", {"docs/quality.md": pretrained_table}
     ),
     "sharper": Figures(
         f"{TABLE} configs/quality-default.yaml --metrics f1_1 f1_5 miou",
@@ -1106,12 +1106,15 @@ def written(page: str, text: str) -> str:
             mark = re.compile(rf"(<!-- figures: {name} -->\n\n)(?:\|.*\n)*\n*")
             if not mark.search(text):
                 raise ValueError(f"{page}: expected the comment 'figures: {name}', but got none")
-            # Narrow screens do not break a mean from its deviation.
-            lines = [
-                named(line).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for line in figures.tables[page]()
-            ]
+            lines = [unbroken(named(line)) for line in figures.tables[page]()]
             text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in [*lines, ""]), text)
     return text
+
+
+def unbroken(line: str) -> str:
+    """Return a line of a table in which narrow screens break neither a mean from its deviation nor an interval."""
+    line = line.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return re.sub(r"\[(\S+), (\S+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", line)
 
 
 def missing(page: str, text: str) -> list[str]:

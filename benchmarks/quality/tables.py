@@ -368,7 +368,13 @@ def ranged(name: str, difference: Summary) -> str:
 
 def interval(name: str, ends: tuple[float, float] | None) -> str:
     """Return an interval of a metric as tables show it; nothing if there is none."""
-    return f"[{', '.join(number(name, end) for end in ends)}]" if ends else ""
+    return f"[{', '.join(_end(name, end) for end in ends)}]" if ends else ""
+
+
+def _end(name: str, value: float) -> str:
+    """Return an end of an interval, with the digits that show on which side of 0 it is."""
+    short = number(name, value)
+    return f"{value * scale_of(name):.1g}" if value and not short.strip("0.") else short
 
 
 def _seeds(row: Summary) -> str:

@@ -41,7 +41,7 @@ from edgeloss.viz import distinct_colors
 from edgeloss.viz.coloring import color_bytes, compared_errors, error_picture, picture_of_labels
 from edgeloss.viz.comparison import choose_examples, choose_windows
 from edgeloss.viz.drawing import draw_true_borders, find_borders
-from edgeloss.viz.palette import BETTER, VOID, WORSE, WRONG_IN_BOTH
+from edgeloss.viz.palette import BETTER, RIGHT, VOID, WORSE, WRONG_IN_BOTH
 from edgeloss.viz.run_page import Row
 from edgeloss.viz.scores import ABOUT_STRAY, compute_scores, shown, shown_change, shown_growth
 
@@ -63,17 +63,18 @@ SCORES = {
     "val/accuracy": "accuracy of all pixels",
 }
 BORDER = 35  # points, over the pixels across a picture: the width of the lines of borders
-ABOUT = f"""
-Boundary IoU is the overlap of strips along the borders, 2 % of the diagonal wide; boundary F1 compares the borders,
-with a tolerance of 1 px.
-Accuracy at edges counts the pixels with another label next to them.
-Stray pixels are {ABOUT_STRAY}.
-"""
+ABOUT = textwrap.fill(
+    "Boundary IoU is the overlap of strips along the borders, 2\N{NO-BREAK SPACE}% of the diagonal wide"
+    " (docs/quality.md: 0.5\N{NO-BREAK SPACE}%). Boundary F1 compares the borders, with a tolerance of 1 px. Accuracy"
+    " at edges counts the pixels with another label next to them. Stray pixels are"
+    f" {ABOUT_STRAY}, and counted by that class.",
+    79,
+)
 # What OUTPUT has, in the order to look at it.
 WRITTEN = {
     "comparison.html": "start here: every image under both networks",
-    "demo.png": "the median image under both networks",
-    "report.html": "the median image pixel by pixel",
+    "demo.png": "the image of median gain under both networks",
+    "report.html": "the image of median gain pixel by pixel",
     INDEX: "every image pixel by pixel",
     **{f"{name}/report.html": f"the training with {name}" for name in RUNS},
 }
@@ -96,8 +97,9 @@ class Epochs:
         self._figures: dict[str, list[list[str]]] = {name: [] for name in RUNS}
         self._begin = self._last = time.monotonic()
         self._first_end = self._begin  # of the first epoch, which takes longer than others since it has the start
-        self._print("", *(f"{name:<28}" for name in LINE.values()))
-        self._print("epoch", *(f"{run:>13}" for _ in LINE for run in RUNS))
+        first, second = LINE.values()
+        self._print("", f"{first:<31}", second)
+        self._print("epoch", *self._cells([*RUNS] * 2))
 
     def add(self, name: str, line: str) -> None:
         """Take a line of a training, and print the epochs that are new in both."""
@@ -107,7 +109,7 @@ class Epochs:
         self._figures[name].append([f"{one[1]}\N{NO-BREAK SPACE}%" if one else "–" for one in found])
         for done in range(before + 1, self._done() + 1):
             pairs = zip(*(figures[done - 1] for figures in self._figures.values()), strict=True)
-            cells = (f"{value:>13}" for pair in pairs for value in pair)
+            cells = self._cells([value for pair in pairs for value in pair])
             self._print(f"{done}/{self.total}", *cells, self._shown_left(done))
 
     def say_if_silent(self) -> None:
@@ -128,6 +130,10 @@ class Epochs:
 
     def _done(self) -> int:
         return min(map(len, self._figures.values()))
+
+    def _cells(self, values: Sequence[str]) -> list[str]:
+        """Return the values of a line in columns, those of a figure closer to each other."""
+        return [f"{value:>{16 if at == len(RUNS) else 13}}" for at, value in enumerate(values)]
 
     def _print(self, first: str, *cells: str) -> None:
         print("  ".join([f"{first:>5}", *cells]).rstrip(), flush=True)
@@ -246,7 +252,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[
     difference = error_picture(truth, truth, photo)
     for color, mask in compared_errors(truth, *predictions).items():
         difference[mask] = color_bytes(color)
-    windows = choose_windows(truth, *predictions)
+    windows, valid = choose_windows(truth, *predictions), truth >= 0
 
     figure = Figure(figsize=(5.8, 6.3 + 2.5 * len(windows)), layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.03))
     before, after = RUNS
@@ -254,7 +260,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[
     change = shown_change(*values, ".1%", is_score=True)
     title = (
         f"The same network, trained with {before} and with {after}: boundary F1"
-        f" {' → '.join(_percent(*values))} in the median image, {' → '.join(_percent(*totals))} in all {count}"
+        f" {' → '.join(_percent(*values))} in the image of median gain, {' → '.join(_percent(*totals))} in all {count}"
     )
     figure.suptitle(textwrap.fill(title, 56) + "\n", x=0.01, ha="left", weight="bold", size=10)
     grid = figure.subplots(2 + len(windows), 3)
@@ -263,21 +269,25 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[
     for axes, heading, picture in zip(grid[0], (f"image {name}", "difference"), (photo, difference), strict=False):
         _fill(axes, picture, heading)
     _add_key(grid[0, 2], classes, colors)
+    wrong = [np.count_nonzero(valid & (labels != truth)) for labels in predictions]
+    grid[0, 1].set_xlabel(f"{wrong[0]:,} → {wrong[1]:,} wrong pixels", loc="left", size=10)
     abouts = [f"boundary F1 {value}" for value in _percent(*values)]
     _draw_row(grid[1], "ground truth", maps, truth, abouts, f"{change['text']} points", change["tone"])
     for axes in (*grid[0, :2], *grid[1]):
         for letter, window in windows.items():
             _mark(axes, letter, *window.place)
-    rows = {"A": "A: most gained", "B": "B: most lost"}
+    rows = {"A": "A: largest gain", "B": "B: largest loss"}
     for row, (letter, window) in zip(grid[2:], windows.items(), strict=True):
         was, now = window.wrong
         parts = [picture[window.place] for picture in maps]
         abouts = [f"{wrong:,} of {window.pixels:,} wrong" for wrong in window.wrong]
         fewer, tone = (f"{was - now:,} fewer", "better") if now < was else (f"{now - was:,} more", "worse")
         _draw_row(row, rows[letter], parts, truth[window.place], abouts, fewer, tone)
+    across = next(iter(windows.values())).place[0] if windows else slice(0)
+    size = across.stop - across.start
     rule = (
-        f"The image is the median of {count} by gain in boundary F1 (1 px). Of all squares of that size, {after} has"
-        f" the fewest wrong pixels compared with {before} in A, and the most in B, which does not overlap A."
+        f"The image is the median of {count} by gain in boundary F1 (1 px). Of all squares of {size} × {size} pixels, A"
+        f" is where {after} removes the most wrong pixels, and B, which does not overlap A, where it adds the most."
     )
     figure.supxlabel(textwrap.fill(rule, 68), x=0.01, ha="left", size=10)
     return figure
@@ -321,6 +331,7 @@ def _add_key(axes: Axes, classes: Sequence[str], colors: Pixels) -> None:
         f"only {before}\nis wrong": BETTER,
         f"only {after}\nis wrong": WORSE,
         "both are wrong": WRONG_IN_BOTH,
+        "both are right": RIGHT,
     }
     handles: list[Artist] = [Patch(facecolor=color, edgecolor="black", linewidth=0.5) for color in meanings.values()]
     handles.append(Line2D([], [], color="black", linewidth=1))
@@ -417,15 +428,15 @@ def run(options: argparse.Namespace) -> int:
     verdict = write_pages(output, [row["val/boundary_f1_1"] or 0.0 for row in last.values()])
     classes, masks = read_classes(data / "classes.txt").names, data / "val" / "masks"
     counts = np.stack([count_stray(output / name / "labels", masks, len(classes)) for name in RUNS])
-    of_each = {f"– of {name}": of_class for name, of_class in zip(classes, counts.T.tolist(), strict=True)}
+    of_each = {f"– as {name}": of_class for name, of_class in zip(classes, counts.T.tolist(), strict=True)}
     scores = compare_scores(last, {"stray pixels": counts.sum(1).tolist(), **of_each})
     console.print("\n" + verdict.replace(". ", ".\n"), markup=False)
     console.print(score_table(scores, options.seed))
-    console.print(ABOUT, markup=False)
+    console.print(f"\n{ABOUT}\n", markup=False)
     for name, about in WRITTEN.items():
         console.print(f"{about:<46}{(output / name).as_uri()}", markup=False)
-    took = shown_time(time.monotonic() - begin)
-    console.print(f"\nTrainings and pages took {took}. Longer trainings shrink the difference: docs/quality.md")
+    took = time.monotonic() - begin
+    console.print(f"\nTrainings and pages took {took:.0f} s. Longer trainings shrink the difference: docs/quality.md")
     console.print("Next, train on your own images: docs/training.md", markup=False)
     return 0
 

@@ -49,7 +49,6 @@ _EXAMPLES = 3  # images of the largest gains, and as many of the largest losses
 _MOST_CLASSES = 3  # that are named as worse
 _BY = "boundary_f1_1px"  # what a comparison sorts by
 _STRAY = "stray pixels"
-_WINDOWS = {"A": "most gained", "B": "most lost"}  # the enlarged parts of an image
 _WINDOW = 32, 96  # pixels across them, the least and the most
 
 
@@ -85,7 +84,7 @@ def draw_comparison(
         [f"only {runs[1]} wrong", to_hex(WORSE)],
         ["both wrong", to_hex(WRONG_IN_BOTH)],
     ]
-    border = [["line: true border", to_hex(TRUE_BORDER)]]
+    border = [["true border", to_hex(TRUE_BORDER), True]]
     keys = {"classes": classes, "difference": wrong + ignored, "enlarged": [*classes, *border]}
     scores = _class_scores(totals, figures)
     examples = choose_examples({at: item.changes[_BY] for at, item in enumerate(items)})
@@ -135,7 +134,7 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     for letter, window in windows.items():
         for (run, drawn), about in zip(labels[1:], window.abouts, strict=True):
             enlarged = with_borders(drawn[window.place], truth[window.place])
-            part = picture(enlarged, max(enlarged.shape), f"{letter}, {_WINDOWS[letter]}: {run}", about=about)
+            part = picture(enlarged, max(enlarged.shape), f"{letter}: {run}", about=about)
             pictures.append(part | {"key": "enlarged", "is_extra": True})
     pictures.append(change | {"bar": _change_bar(), "is_extra": True})
     frames = [{"name": letter, "place": _percent(one.place, truth.shape)} for letter, one in windows.items()]
@@ -245,8 +244,9 @@ def _class_table(
 
     before, after, (of_all, *totals) = scores.before, scores.after, scores.total
     rows = [([names[k], to_hex(colors[k])], *cells(before[k], after[k])) for k in occurring]
-    label, notes = f"{scores.title} of each class", {_STRAY: ABOUT_STRAY} if scores.title == _STRAY else {}
-    head, foot = ("class", *runs, "change"), (of_all, *cells(*totals))
+    is_stray = scores.title == _STRAY
+    label, notes = f"{scores.title} of each class", {_STRAY: f"{ABOUT_STRAY}, by that class"} if is_stray else {}
+    head, foot = ("class", *runs, "change" if is_stray else "change, points"), (of_all, *cells(*totals))
     return pages.table(head, rows, label=label, title=scores.title, foot=foot, notes=notes)
 
 
@@ -406,9 +406,9 @@ def _examples(
     about = (
         f"Chosen by a rule among all {count} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
         f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain; the first of each is"
-        " open. A and B, which do not overlap, are enlarged: of all squares of that size,"
-        f" {runs[1]} has the fewest wrong pixels compared with {runs[0]} in A, and the most in B, left out where it"
-        " loses none. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
+        " open. A and B are enlarged: of all squares of that size, A is where"
+        f" {runs[1]} removes the most wrong pixels, and B, which does not overlap it, where it adds the most, left out"
+        " where it adds none. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
     )
     parts: list[pages.Part] = [{"kind": "heading", "title": "Examples", "about": about}]
     parts.append({"kind": "key", "entries": key})

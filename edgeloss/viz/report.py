@@ -23,7 +23,7 @@ from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_score, sum_by_cl
 _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
-_LEAD = "Where the prediction is wrong, and what the loss charges for it, pixel by pixel."
+_LEAD = "The page shows wrong pixels, and what the loss charges for each."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 
@@ -185,15 +185,15 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
     about = {"key": layer.key, "low": layer.low, "high": layer.high, "most": layer.most[index]}
     about["bar"] = pages.color_bar(*layer.ends) if layer.has_bar else None
-    clipped = f"; clipped at {CLIP} %" if layer.is_clipped else ""
+    clipped = f"; colors end at {CLIP} % of the values" if layer.is_clipped else ""
     kind = layer.kind._replace(about=f"{layer.kind.about}{clipped}")
     # Not the mean: class weights are no part of a map, so that the edge loss, a tile, is another number.
     return about | kind._asdict() | {"stats": layer.describe(index, {"max": layer.most[index]})}
 
 
 def _footer(bits: int, examined: Sequence[Arrays]) -> str:
-    rounded = f"values of pixels are rounded to {shown(2.0 ** -(bits + 1), '.1%')}, probabilities and losses to"
-    about = f"{rounded} {shown_number(step_of(bits) / 2)}"
+    rounded = f"values of pixels are rounded to {shown(2.0 ** -(bits + 1), '.1%')} of themselves"
+    about = f"{rounded}, the smallest to {shown_number(step_of(bits) / 2)}; probabilities may not add up to 1"
     counts = [len(one.details.nll) for one in examined if one.details and one.details.nll.size]
     many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""
     return f"{about} · {many}" if many else about
@@ -225,7 +225,7 @@ def _tables(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> list
     of_terms = {name: [shown_score(value, ".3f") for value in values] for name, values in terms.items()}
     of_terms["share"] = [shown_score(value, ".1%") for value in arrays.edge_shares[0]]
     notes = {FIGURES[name].name: FIGURES[name].about for name in means}
-    notes["share"] = "of the class in the focused edges of the image; all add up to 100 %"
+    notes["share"] = "of the class in the focused edges of the image, with class weights"
     occurring = np.flatnonzero(scores.occurs).tolist()
 
     def table(columns: Mapping[str, Sequence[str]], title: str, notes: Mapping[str, str]) -> pages.Part:

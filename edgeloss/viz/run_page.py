@@ -92,7 +92,7 @@ _CURVES = {
         ),
         Curves(
             "Weight of the edge terms",
-            "edge focus falls as edges are learned",
+            "in the gradient: edge focus falls as edges are learned",
             ("val/edge_focus", "train/edge_focus", "edge_weight"),
         ),
         Curves("Learning rate", "of the optimizer", ("lr",)),
@@ -260,9 +260,10 @@ def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: 
     last, name, lines = history[-1], _metric_name(metric), []
     measured = [row for row in history if row.get(metric) is not None]
     if len(measured) > 1 and best.get(metric) is not None:
-        at = f"the best is {shown(metric, best[metric])} after epoch {best['epoch']}"
-        at = "the best of all epochs" if best["epoch"] == last["epoch"] else at
-        lines.append(f"After epoch {last['epoch']}, the last, {name} is {shown(metric, last.get(metric))}; {at}.")
+        is_best = best["epoch"] == last["epoch"]
+        which = "the last and the best" if is_best else "the last"
+        other = "" if is_best else f"; the best is {shown(metric, best[metric])} after epoch {best['epoch']}"
+        lines.append(f"After epoch {last['epoch']}, {which}, {name} is {shown(metric, last.get(metric))}{other}.")
         recent = math.ceil(len(measured) / _RECENT)
         mode = "max" if best[metric] == max(row[metric] for row in measured) else "min"
         ends = [best_epoch(part, metric, mode)[1] for part in (measured[:-recent], measured[-recent:])]
@@ -270,10 +271,10 @@ def _verdict(history: Sequence[Row], classes: Sequence[str], metric: str, best: 
         gain = shown_change(first, second, form, is_score=mode == "max")
         points = " points" if is_share(metric) else ""
         is_better = gain["tone"] == "better"
-        better = f"better by {gain['text'].lstrip('+−')}{points}" if is_better else "not better"
-        before, after = (f"{shown(metric, row[metric])} (epoch {row['epoch']})" for row in ends)
-        what = f"The best of the last {recent} epochs" if recent > 1 else "That of the last epoch"
-        lines.append(f"{what}, {after}, is {better} than the best before, {before}.")
+        gained = f"{gain['text'].lstrip('+−')}{points}" if is_better else "nothing"
+        best_before = f"the best before, {shown(metric, ends[0][metric])} (epoch {ends[0]['epoch']})"
+        what = f"The last {recent} epochs" if recent > 1 else "The last epoch"
+        lines.append(f"{what} gained {gained} over {best_before}.")
     iou = {one: last[key] for one in classes if last.get(key := f"val/{BY_CLASS[0]}/{one}") is not None}
     return " ".join(filter(None, [*lines, weakest_class(iou, _words(BY_CLASS[0]))]))
 
@@ -405,9 +406,9 @@ def _images(worst: Sequence[tuple[str, Arrays, Look]], best: Row, last: Row) -> 
     which = "the best and the last" if best["epoch"] == last["epoch"] else f"the last; the best is {best['epoch']}"
     text = (
         f"As the network of epoch {last['epoch']} sees them, {which}. The highest edge loss comes first, and the colors"
-        " of a map mean the same in all images. The gradient of the region term comes in blocks of 3 × 3 pixels; pixels"
-        " at the rim that fill no block have none. Press a picture to enlarge it; then the arrow keys or a swipe show"
-        " the next."
+        " of a map mean the same in all images. The gradient of the region term comes in blocks of 3 × 3 pixels, which"
+        " begin one pixel outside of the image; the last pixels of a row or column may have none. Press a picture to"
+        " enlarge it; then the arrow keys or a swipe show the next."
     )
     _, _, look = worst[0]
     colors = {name: to_hex(color) for name, color in zip(look.names, look.colors, strict=False)}

@@ -65,7 +65,8 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
         f"preds: {folders / 'preds'}\nbetter: {folders / 'better'}\nloss: EdgeAwareLoss("
     )
     assert [table["head"] for table in (*tables["tables"], *terms["tables"])] == [
-        [first, "preds", "better", "change"] for first in ("class", "class", "class", "")
+        [first, "preds", "better", change]
+        for first, change in (*[("class", "change, points")] * 2, ("class", "change"), ("", "change"))
     ]
     (of_terms,) = terms["tables"]
     assert terms["folded"]
@@ -116,7 +117,7 @@ def test_pictures_are_the_labels_to_the_pixel(run: Run, folders: Path, two: list
     assert run(*two, "--image", folders / "images", "-o", output).code == 0
     (item,) = (one for one in gallery_items(output) if one["name"] == "c")
     captions = ["image", "ground truth", "preds", "better", "difference"]
-    captions += ["A, most gained: preds", "A, most gained: better", "change of the edge loss"]
+    captions += ["A: preds", "A: better", "change of the edge loss"]
     assert [one["caption"] for one in item["figures"]] == captions
     assert [one["about"] for one in item["figures"][5:7]] == [f"{n} of 552 pixels wrong" for n in (552, 0)]
     image, truth, first, second, difference, _, enlarged, change = item["figures"]

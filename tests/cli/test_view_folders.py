@@ -159,7 +159,7 @@ def test_names_with_markup_are_text(run: Run, folders: Path, browse: Callable[[P
     assert page.execute_script("return document.images.length") == 5 * (3 + len(NAMES))  # one of four over a photograph
     visible = "return findAll('.gallery > li').filter((one) => one.offsetParent).length"
     assert page.execute_script(visible) == 8  # the first few
-    assert page.execute_script("find('#more').click(); return find('#more').textContent") == "The first 8 images only"
+    assert page.execute_script("find('#more').click(); return find('#more').textContent") == "Show the first 8 only"
     assert page.execute_script(visible) == 3 + len(NAMES) == 13
     assert page.execute_script("return findAll('[onerror]').length") == 0
 

@@ -77,7 +77,7 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
       const [, text, change] = items[values.indexOf(value)].lines.find(([title]) => title === titles[by.value]);
       return change?.text ?? text;
     };
-    const ofAll = `Bars: the ${by.selectedOptions[0].textContent} of all images, from ${shownOf(low)} to ${shownOf(high)}; the blue bar has this image`;
+    const ofAll = `Bars: the ${by.selectedOptions[0].textContent} of all images, from ${shownOf(low)} to ${shownOf(high)}; the darkest bar has this image`;
     axis.textContent = low < high ? `${ofAll}${isOfTwo ? ", and the line is no change." : "."}` : "";
   };
   // Without those that the menus leave out, the first few; all when asked, and on paper.
@@ -86,7 +86,7 @@ parts.gallery = ({ shown, sort, always, scores, classes }) => {
     const isWhole = gallery.classList.contains("whole");
     visible.forEach((card, at) => card.classList.toggle("later", at >= FEW && visible.length > MANY));
     more.hidden = visible.length <= MANY;
-    more.textContent = isWhole ? `The first ${FEW} images only` : `All ${visible.length} images`;
+    more.textContent = isWhole ? `Show the first ${FEW} only` : `Show all ${visible.length} images`;
     more.ariaExpanded = String(isWhole);
     count.textContent = visible.length < cards.length ? `${visible.length} of ${cards.length} images` : "";
     arrangeRows();

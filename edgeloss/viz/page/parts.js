@@ -42,7 +42,7 @@ parts.tiles = ({ title, values, changes, about, more }) => {
   return [...(title ? [text("h2", title)] : []), shown, ...below];
 };
 
-const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([name, color]) => element("li", {}, swatch(color), name)));
+const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([name, color, isLine]) => element("li", {}, swatch(color, isLine), name)));
 parts.key = ({ entries }) => [keyOf(entries)];
 
 const foldedOf = (title, ...content) => element("details", {}, text("summary", title), ...content);
@@ -149,7 +149,7 @@ const picturesOf = (image, places = [...image.figures.keys()], className = "figu
 const unfold = (section) => {
   const made = element("button", { type: "button", className: "unfold" });
   const show = (all) => {
-    made.textContent = all ? "Fewer pictures" : "All pictures";
+    made.textContent = all ? "Show fewer pictures" : "Show all pictures";
     made.ariaExpanded = String(all);
   };
   made.addEventListener("click", () => show(section.classList.toggle("unfolded")));

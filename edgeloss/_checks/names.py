@@ -39,11 +39,12 @@ def no_such_path(path: Path) -> str:
 
 
 def shortened(words: Sequence[str], most: int = 8) -> str:
-    """Return words as a list of text: the first few, and how many more there are.
+    """Return words as a list of text: the first few, and how many more there are if that is not one.
 
     Example:
         >>> shortened([str(number) for number in range(150)], 3)
         '0, 1, 2 and 147 more'
     """
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
+    if len(words) <= most + 1:
+        return ", ".join(words)
+    return f"{', '.join(words[:most])} and {len(words) - most} more"

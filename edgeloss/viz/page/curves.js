@@ -1,7 +1,7 @@
 // Curves over the epochs of a run; the values of an epoch are shown under the pointer, or by the arrow keys.
 
 const DASHES = ["none", "8 5", "0.1 5", "10 5 0.1 5"]; // tell curves apart without their colors
-const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [196, 46, 12, 14, 22];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [202, 46, 12, 14, 28];
 
 // The ends of an axis: those of the values and a little more, so that differences are seen; 0 where that is near.
 const endsOf = (values) => {

@@ -192,7 +192,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
         const ends = (all) => [Math.min(...all.map(({ y }) => y)), Math.max(...all.map(({ y, height }) => y + height))];
         return findAll(".curves [role=img]").map((one) => ends(boxes(one)));
     """
-    for top, bottom in page.execute_script(script):  # of 196, with 36 for the names of axes: curves use all heights
+    for top, bottom in page.execute_script(script):  # of 202, with 42 for the names of axes: curves use all heights
         assert bottom - top > 0.8 * 160
     ticks = "return findAll('text[text-anchor=end]', find('.curves [role=img]')).map((one) => one.textContent)"
     assert page.execute_script(ticks)[:5] == ["0\xa0%", "20\xa0%", "40\xa0%", "60\xa0%", "epoch"]

@@ -84,7 +84,7 @@ def draw_comparison(
         [f"only {runs[1]} wrong", to_hex(WORSE)],
         ["both wrong", to_hex(WRONG_IN_BOTH)],
     ]
-    border = [["true border", to_hex(TRUE_BORDER), True]]
+    border = [["true border", to_hex(TRUE_BORDER), "line"]]
     keys = {"classes": classes, "difference": wrong + ignored, "enlarged": [*classes, *border]}
     scores = _class_scores(totals, figures)
     examples = choose_examples({at: item.changes[_BY] for at, item in enumerate(items)})

@@ -42,7 +42,7 @@ parts.tiles = ({ title, values, changes, about, more }) => {
   return [...(title ? [text("h2", title)] : []), shown, ...below];
 };
 
-const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([name, color, isLine]) => element("li", {}, swatch(color, isLine), name)));
+const keyOf = (entries) => element("ul", { className: "key" }, ...entries.map(([name, color, shape]) => element("li", {}, swatch(color, shape), name)));
 parts.key = ({ entries }) => [keyOf(entries)];
 
 const foldedOf = (title, ...content) => element("details", {}, text("summary", title), ...content);

@@ -271,6 +271,7 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[
     _add_key(grid[0, 2], classes, colors)
     wrong = [np.count_nonzero(valid & (labels != truth)) for labels in predictions]
     grid[0, 1].set_xlabel(f"{wrong[0]:,} → {wrong[1]:,} wrong pixels", loc="left", size=10)
+    grid[0, 1].xaxis.label.set(color=WORSE if wrong[1] > wrong[0] else BETTER, weight="bold")
     abouts = [f"boundary F1 {value}" for value in _percent(*values)]
     _draw_row(grid[1], "ground truth", maps, truth, abouts, f"{change['text']} points", change["tone"])
     for axes in (*grid[0, :2], *grid[1]):

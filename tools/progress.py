@@ -20,8 +20,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-# A directory of packages that the machine's pip is set to look in, but that lacks this package.
-NOISE = re.compile(r"WARNING: Location .* is ignored: it is neither a file nor a directory")
+# A directory of packages that the machine's pip is set to look in, but that lacks this package; and a package that
+# another installer is just writing.
+NOISE = re.compile(
+    r"WARNING: (Location .* is ignored: it is neither a file nor a directory|Skipping .* due to invalid metadata entry)"
+)
 # What setup.py reports, what uv installs, and what they, pip and the compilers complain of.
 SHOWN = re.compile(r"edgeloss: |ERROR|WARNING|DEPRECATION|Installed \d+ package|\S+: (fatal error|error|warning): ")
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -122,7 +122,10 @@ def compare_item(name: str, image: Rgb | None, runs: Mapping[str, Arrays], color
     truth, on_photo = next(iter(runs.values())).target[0], image is not None
     first, second = (one.prediction[0] for one in runs.values())
     before, after = (one.maps["edge"][0] for one in runs.values())
-    change = picture(_edge_change(truth, before, after, side), side, "change of the edge loss", base="gray")
+    about = f"blue: less with {[*runs][1]}, which is better"
+    change = picture(
+        _edge_change(truth, before, after, side), side, "change of the edge loss", base="gray", about=about
+    )
     wrong = overlay({**compared_errors(truth, first, second), VOID: truth < 0}, truth.shape, on_photo=on_photo)
     difference = picture(wrong, side, "difference", base="gray") | {"key": "difference"}
     labels = [("ground truth", picture_of_labels(truth, colors))]
@@ -289,7 +292,8 @@ def _losses(scores: _ClassScores, names: Sequence[str]) -> str:
     is_worse = not is_said and scores.change(before, after)["tone"] == "worse"
     whole = f", {described(of_all, before, after)}," * is_worse
     classes = [described(names[k], scores.before[k], scores.after[k]) for k in scores.worse]
-    return f"{scores.title}{whole} of {shortened(classes, _MOST_CLASSES)}"
+    of_class = "predicted as" if scores.title == _STRAY else "of"
+    return f"{scores.title}{whole} {of_class} {shortened(classes, _MOST_CLASSES)}"
 
 
 def _headlines(
@@ -406,7 +410,7 @@ def _examples(
     about = (
         f"Chosen by a rule among all {count} images: the {_EXAMPLES} of the largest gain in {name}, the median,"
         f" and the {_EXAMPLES} of the largest loss or, where none loses, of the smallest gain; the first of each is"
-        " open. A and B are enlarged: of all squares of that size, A is where"
+        " open. A and B are enlarged: of all squares as large, A is where"
         f" {runs[1]} removes the most wrong pixels, and B, which does not overlap it, where it adds the most, left out"
         " where it adds none. Press a picture to enlarge it; then the arrow keys or a swipe show the next."
     )

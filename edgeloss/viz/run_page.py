@@ -135,7 +135,7 @@ _NAMES = {
 _SCORES = {
     _F1[0]: (FIGURES["boundary_f1_1px"].name, F1_ABOUT.format(1)),
     "val/miou": (FIGURES["mean_iou"].name, FIGURES["mean_iou"].about),
-    "val/boundary_iou": ("boundary IoU", "IoU of the bands along borders, 2 % of the diagonal wide"),
+    "val/boundary_iou": ("boundary IoU", "IoU of the bands along borders, 2\N{NO-BREAK SPACE}% of the diagonal wide"),
     "val/edge_accuracy": ("accuracy at edges", "share of the pixels next to another label that are right"),
     "val/accuracy": (FIGURES["pixel_accuracy"].name, FIGURES["pixel_accuracy"].about),
 }
@@ -336,8 +336,8 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float], best: Mapping[
             )
     if groups:
         groups[0]["about"] = (
-            f"Values are those of epoch {epochs[-1]}, the last. Point at a curve, or press the arrow keys, for those of"
-            " another epoch. Each axis ends near the lowest and the highest value: most do not begin at 0."
+            f"Values are those of epoch {epochs[-1]}, the last. Point at a curve, tap it or press the arrow keys, for"
+            " those of another epoch. Each axis ends near the lowest and the highest value: most do not begin at 0."
         )
     return groups
 

@@ -42,7 +42,7 @@ class Figure(NamedTuple):
     is_state: bool = False
 
 
-F1_ABOUT = "harmonic mean of precision and recall of borders matched within {} px, mean of the classes"
+F1_ABOUT = "harmonic mean of precision and recall of borders matched within {}\N{NO-BREAK SPACE}px, mean of the classes"
 _LOSS, _NATS = ".3f", ".3f nats"
 # By key, what counts first: the first HEADLINES of them are shown large.
 FIGURES = {
@@ -61,7 +61,9 @@ FIGURES = {
     ),
 }
 HEADLINES = 4
-ABOUT_STRAY = f"wrong pixels more than {STRAY_RADIUS} px from the nearest true pixel of the predicted class"
+ABOUT_STRAY = (
+    f"wrong pixels more than {STRAY_RADIUS}\N{NO-BREAK SPACE}px from the nearest true pixel of the predicted class"
+)
 
 
 class Scores(NamedTuple):
@@ -262,12 +264,12 @@ def about_figures(classes: int) -> dict[str, str]:
 
     Example:
         >>> about_figures(3)["edge loss"].rpartition("; ")[2]
-        'with class weights, 1.504 if all are equally probable'
+        '1.504 if all classes are equally probable'
     """
     abouts = {one.name: one.about for one in FIGURES.values()}
     if classes > 1:
         even = math.log(classes) - math.log1p(-1 / classes)  # same side + other side of every edge pixel
-        abouts[FIGURES["edge"].name] += f"; with class weights, {even:.3f} if all are equally probable"
+        abouts[FIGURES["edge"].name] += f", with class weights; {even:.3f} if all classes are equally probable"
     return abouts
 
 

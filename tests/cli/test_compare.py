@@ -181,7 +181,7 @@ def test_what_gets_worse_is_the_classes_with_the_largest_losses_first(run: Run, 
     else:
         classes = r"0 \(100.0.% → 50.0.%\), 1 \(.*\), 2 \(.*\)"
         assert re.search(rf" Worse: IoU, mean \(100.0.% → .*\), of {classes}; boundary F1 \(1 px\) of ", lead)
-        assert lead.endswith("; stray pixels, total (0 → 414), of 1 (0 → 414).")
+        assert lead.endswith("; stray pixels, total (0 → 414), predicted as 1 (0 → 414).")
         (tiles,) = parts_of(output.read_text("utf-8"), "tiles")
         assert tiles["changes"]["stray pixels"] == {"text": "worse: +414 from 0", "tone": "worse"}
 
@@ -198,7 +198,7 @@ def test_a_better_total_names_the_classes_that_get_worse(run: Run, folders: Path
     (tiles,) = parts_of(output.read_text("utf-8"), "tiles")
     change = {"text": "better: −22.2\xa0% from 360", "tone": "better", "but": "worse: 0"}
     assert tiles["changes"]["stray pixels"] == change
-    assert "stray pixels of 0 (0 → 280)." in page_data(output.read_text("utf-8"))["lead"]
+    assert "stray pixels predicted as 0 (0 → 280)." in page_data(output.read_text("utf-8"))["lead"]
 
 
 def test_many_images_have_smaller_pictures(run: Run, folders: Path, two: list[object], monkeypatch: Any) -> None:

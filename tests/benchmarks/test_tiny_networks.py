@@ -40,7 +40,7 @@ def test_sentences_count_what_all_losses_were_trained_on(monkeypatch: pytest.Mon
     (tmp_path / "lesions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert doc_figures.lesions_sentences(1.0) == [
         "failed (Dice below 0.3) in 2 of 2 trainings",
-        "CE + Dice in 0, the default in 1, `region_weight=0` in 0",
+        "CE + Dice in 0, edgeloss in 1, edgeloss without its region term in 0",
         "below 1 it is 2, 2, 2, 2",
     ]
     assert doc_figures.LESIONS.keys() <= LOSSES.keys()

@@ -19,6 +19,7 @@ from quality.tables import (
     compare,
     holm,
     images_table,
+    interval,
     markdown,
     resampled,
     rows_of,
@@ -36,6 +37,13 @@ def test_interval_and_p_value() -> None:
     assert found["p"] == pytest.approx(1 - math.sqrt(27 / 29))
     assert compare([0.03]) == {"values": [0.03], "mean": 0.03, "interval": None, "p": None}
     assert [compare([0.5, 0.5])["p"], compare([0.0, 0.0])["p"]] == [0, 1]
+
+
+def test_an_end_of_an_interval_shows_on_which_side_of_0_it_is() -> None:
+    assert interval("f1_1", (-0.0123, 0.034)) == "[-1.2, 3.4]"
+    assert interval("f1_1", (0.00008, 0.034)) == "[0.008, 3.4]"
+    assert interval("f1_1", (-0.014, -0.0004)) == "[-1.4, -0.04]"
+    assert interval("f1_1", (0.0, 0.034)) == "[0.0, 3.4]"
 
 
 def test_holm() -> None:

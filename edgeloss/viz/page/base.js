@@ -16,7 +16,7 @@ const text = (tag, textContent, className = "") => element(tag, { textContent, c
 // A name that may wrap within its words, where a narrow table has no room for it.
 const breakable = (name) =>
   element("span", {}, ...name.split(/(?<=[a-z\d])(?=[A-Z])|(?<=[._/])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part])));
-const swatch = (color, shape = "") => element("span", { className: `swatch ${shape}`.trim(), style: `background: ${color}` });
+const swatch = (color, shape = "swatch") => element("span", { className: shape, style: `background: ${color}` });
 
 const svg = (tag, attributes, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -39,7 +39,7 @@ def no_such_path(path: Path) -> str:
 
 
 def shortened(words: Sequence[str], most: int = 8) -> str:
-    """Return words as a list of text: the first few, and how many more there are if that is not one.
+    """Return words as a list of text: the first few and the number of the others, or all if that would be one.
 
     Example:
         >>> shortened([str(number) for number in range(150)], 3)

@@ -23,7 +23,7 @@ from edgeloss.viz.scores import FIGURES, mistakes, shown, shown_score, sum_by_cl
 _Array = npt.NDArray[Any]
 _ON_EDGES = tuple(term.name for term in EDGE_TERMS)
 _OF_TERMS = tuple(term.name for term in TERMS if term.has_map)
-_LEAD = "The page shows wrong pixels, and what the loss charges for each."
+_LEAD = "The page shows which pixels are wrong, and the loss at each."
 _LAYERS = (*_OF_TERMS, "edge", "distance", "pixel_distance", "gradient", "region")
 
 

@@ -62,6 +62,7 @@ SCORES = {
     "val/edge_accuracy": "accuracy at edges",
     "val/accuracy": "accuracy of all pixels",
 }
+TONES = {"better": BETTER, "worse": WORSE}
 BORDER = 35  # points, over the pixels across a picture: the width of the lines of borders
 ABOUT = textwrap.fill(
     "Boundary IoU is the overlap of strips along the borders, 2\N{NO-BREAK SPACE}% of the diagonal wide"
@@ -271,25 +272,27 @@ def draw_image(output: Path, name: str, scores: Sequence[Row], totals: Sequence[
     _add_key(grid[0, 2], classes, colors)
     wrong = [np.count_nonzero(valid & (labels != truth)) for labels in predictions]
     grid[0, 1].set_xlabel(f"{wrong[0]:,} → {wrong[1]:,} wrong pixels", loc="left", size=10)
-    grid[0, 1].xaxis.label.set(color=WORSE if wrong[1] > wrong[0] else BETTER, weight="bold")
+    grid[0, 1].xaxis.label.set(color=TONES.get(shown_growth(*wrong)["tone"], "black"), weight="bold")
     abouts = [f"boundary F1 {value}" for value in _percent(*values)]
     _draw_row(grid[1], "ground truth", maps, truth, abouts, f"{change['text']} points", change["tone"])
     for axes in (*grid[0, :2], *grid[1]):
         for letter, window in windows.items():
             _mark(axes, letter, *window.place)
-    rows = {"A": "A: largest gain", "B": "B: largest loss"}
+    headings = {"A": "A: largest gain", "B": "B: largest loss"}
     for row, (letter, window) in zip(grid[2:], windows.items(), strict=True):
         was, now = window.wrong
         parts = [picture[window.place] for picture in maps]
         abouts = [f"{wrong:,} of {window.pixels:,} wrong" for wrong in window.wrong]
         fewer, tone = (f"{was - now:,} fewer", "better") if now < was else (f"{now - was:,} more", "worse")
-        _draw_row(row, rows[letter], parts, truth[window.place], abouts, fewer, tone)
-    across = next(iter(windows.values())).place[0] if windows else slice(0)
-    size = across.stop - across.start
-    rule = (
-        f"The image is the median of {count} by gain in boundary F1 (1 px). Of all squares of {size} × {size} pixels, A"
-        f" is where {after} removes the most wrong pixels, and B, which does not overlap A, where it adds the most."
-    )
+        _draw_row(row, headings[letter], parts, truth[window.place], abouts, fewer, tone)
+    rule = f"The image is the median of {count} by gain in boundary F1 (1 px)."
+    if windows:
+        rows, _ = next(iter(windows.values())).place
+        side = rows.stop - rows.start
+        rule += (
+            f" Of all squares of {side} × {side} pixels, A is where {after} removes the most wrong pixels, and B, which"
+            " does not overlap A, where it adds the most."
+        )
     figure.supxlabel(textwrap.fill(rule, 68), x=0.01, ha="left", size=10)
     return figure
 
@@ -320,7 +323,7 @@ def _draw_row(
         axes.set_xlabel(about, loc="left", size=10)
     axes = row[-1]
     axes.set_xlabel(f"{axes.get_xlabel()}\n{tone or 'same'}: {change}", loc="left", size=10, weight="bold")
-    axes.xaxis.label.set(color={"better": BETTER, "worse": WORSE}.get(tone, "black"))
+    axes.xaxis.label.set(color=TONES.get(tone, "black"))
 
 
 def _add_key(axes: Axes, classes: Sequence[str], colors: Pixels) -> None:

@@ -567,14 +567,17 @@ def where_ahead(name: str, difference: Summary) -> str:
     return mark + (ranged(name, difference).replace("**", "") if mark else ranged(name, difference)) + mark
 
 
+def ahead_cells(setting: str, loss: str, baseline: str) -> list[str]:
+    """Return how far a loss is ahead of another one in the main scores."""
+    return [where_ahead(name, gain(setting, loss, baseline, name)) for name in MAIN]
+
+
 def leads_table() -> list[str]:
     """Return how far ours is ahead of the best rival of each setting."""
     cells = []
     for setting in current():
         rival = str(best_rival(setting))
-        found = {name: gain(setting, NOW, rival, name) for name in MAIN}
-        shown = (where_ahead(name, difference) for name, difference in found.items())
-        cells.append([f"{DATA[setting].partition(',')[0]}: {rival}", *shown])
+        cells.append([f"{DATA[setting].partition(',')[0]}: {rival}", *ahead_cells(setting, NOW, rival)])
     return or_none(short_heads(markdown_table(["data: rival", *(f"{METRICS[name]}:" for name in MAIN)], cells)))
 
 
@@ -712,9 +715,9 @@ def pretrained_table() -> list[str]:
     cells = []
     for setting, size in {PRETRAINED: "240 × 180", LARGE: "480 × 360"}.items():
         for baseline in (BASELINE, str(best_rival(LARGE))):
-            found = {name: gain(setting, str(ours(setting)), baseline, name) for name in MAIN}
-            shown = (where_ahead(name, difference) for name, difference in found.items())
-            cells.append([f"{size}: {baseline}", str(len(found["miou"]["values"])), *shown])
+            own = str(ours(setting))
+            seeds = str(len(gain(setting, own, baseline, "miou")["values"]))
+            cells.append([f"{size}: {baseline}", seeds, *ahead_cells(setting, own, baseline)])
     return short_heads(markdown_table(["size: against", "seeds:", *(f"{METRICS[name]}:" for name in MAIN)], cells))
 
 

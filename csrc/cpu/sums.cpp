@@ -32,7 +32,7 @@ double weighed(double weight, double value) { return weight != 0 ? weight * valu
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
 constexpr double kPi = 3.14159265358979323846;  // M_PI is not in standard C++
-constexpr int kNodes = 24;                      // of the quadrature of Φ, as in edgeloss/_reduction.py
+constexpr int kNodes = 28;                      // of the quadrature of Φ, as in edgeloss/_reduction.py
 
 // The nodes of Gauss and Legendre on [0, 1], and their weights.
 struct Quadrature {
@@ -71,7 +71,7 @@ struct Power {
   }
 };
 
-// Φ(t) = t Σ_j w_j φ(t x_j) with x = z^p and p = 12 / (γ + 1), for which φ(t x) dx is like z^11 dz near 0.
+// Φ(t) = t Σ_j w_j φ(t x_j) with x = z^p, whose p makes φ(t x) dx like z^(11 + γ/2) dz near 0.
 struct Focus {
   Power power;
   double scale, t_0, eps_0;  // λ, t_0, -ε_0
@@ -80,7 +80,7 @@ struct Focus {
   Focus(double gamma, double scale, double t_0)
       : power(scale > 0 ? gamma : 0), scale(scale), t_0(t_0), eps_0(std::expm1(-t_0 / scale)) {
     static const Quadrature gauss;
-    const double p = 12 / (power.gamma + 1);
+    const double p = (12 + power.gamma / 2) / (power.gamma + 1);
     for (int j = 0; j < kNodes; ++j) {
       nodes[j] = std::pow(gauss.z[j], p);
       weights[j] = gauss.w[j] * p * nodes[j] / gauss.z[j];
@@ -152,7 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
   if (!mean) w = e = 1;
 
   const double classes = static_cast<double>(per_image), scale = other_side_weight + same_side_weight;
-  const double t_0 = other_side_weight * std::log(classes / (classes - 1)) + same_side_weight * std::log(classes);
+  const double t_0 = same_side_weight * std::log(classes) - other_side_weight * std::log1p(-1 / classes);
   const Focus focus(edge_focus, scale, t_0);
   std::vector<double> focused(all), phi(all);
   on_each_thread(all, 64, [&](Tasks& tasks) {

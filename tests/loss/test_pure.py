@@ -195,20 +195,20 @@ def test_the_gradient_is_the_derivative(backend: Any, gap: float, reduction: Any
     assert torch.autograd.gradcheck(loss, x, fast_mode=True)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.5, 8.0, 12.0, 32.0])
-@pytest.mark.parametrize("classes", [2, 19, 1000])
-def test_the_focus_is_the_integral_of_its_slope(gamma: float, classes: int) -> None:
-    options = Options(edge_focus=gamma)
+@pytest.mark.parametrize("gamma", [0.0, 0.05, 0.5, 1.0, 2.5, 3.0, 8.0, 14.0, 32.0, 100.0])
+@pytest.mark.parametrize("classes", [2, 19, 66, 1000])
+@pytest.mark.parametrize(("same", "other"), [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
+def test_the_focus_is_the_integral_of_its_slope(same: float, other: float, gamma: float, classes: int) -> None:
+    options, scale = Options(edge_focus=gamma, same_side_weight=same, other_side_weight=other), same + other
     t_0 = uniform_edge_term(classes, options)
     t = torch.tensor([0.0, 1e-9, 1e-3, 0.1 * t_0, 0.5 * t_0, 0.9 * t_0, t_0, 1.5 * t_0], dtype=torch.float64)
     value, slope = focus(t, options, classes)
-    # With e = 1 - exp(-t/2) and dt = 2 de / (1 - e), Φ is 2 / e_0^γ times the series of the integral of e^γ / (1 - e).
-    e, e_0 = -torch.expm1(-t / 2), -math.expm1(-t_0 / 2)
+    # With e = 1 - exp(-t/λ) and dt = λ de / (1 - e), Φ is λ / e_0^γ times the series of the integral of e^γ / (1 - e).
+    e, e_0 = -torch.expm1(-t / scale), -math.expm1(-t_0 / scale)
     j = torch.arange(1, 60_000 if classes > 19 else 4_000, dtype=torch.float64)
-    expected = (2 * (e / e_0)[:, None] ** gamma * e[:, None] ** j / (gamma + j)).sum(1)
+    expected = (scale * (e / e_0)[:, None] ** gamma * e[:, None] ** j / (gamma + j)).sum(1)
     expected[-1] = expected[-2] + 0.5 * t_0
-    rtol = 1e-9 if (gamma, classes) == (32.0, 1000) else 1e-13
-    torch.testing.assert_close(value, expected if gamma else t, rtol=rtol, atol=0)
+    torch.testing.assert_close(value, expected if gamma else t, rtol=1e-13 if gamma <= 32 else 2e-12, atol=0)
     torch.testing.assert_close(slope, torch.where(t > t_0, 1.0, (e / e_0) ** gamma), rtol=1e-13, atol=0)
 
 

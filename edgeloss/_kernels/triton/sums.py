@@ -466,7 +466,7 @@ def _reduce(
     ]
     loss, slopes, values = map(plan.result, returned)
     scale = other_side + same_side
-    uniform = other_side * math.log(classes / (classes - 1)) + same_side * math.log(classes)  # of multilabel, 2 classes
+    uniform = same_side * math.log(classes) - other_side * math.log1p(-1 / classes)  # of multilabel, 2 classes
     quadrature = _quadrature(gamma, sums.device) if gamma and scale else None
     flags = constant(is_balanced), constant(is_scalar)
     of_classes = plan.empty(sums.new_empty(parts * COLUMNS.value * number))

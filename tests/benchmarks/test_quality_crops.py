@@ -68,9 +68,9 @@ def test_command(trained: tuple[Place, list[Run]], tmp_path: Path, capsys: pytes
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump(PLAN))
     words = ["crops", str(plan), "--data-root", str(place.root), "--state", str(place.state), "--output", str(tmp_path)]
-    words += ["--losses", "cross-entropy", "edgeloss", "--window", "8"]
+    words += ["--losses", "cross-entropy", "CE + edge terms", "--window", "8"]
     assert main(words) == 0
-    about = "edgeloss (class_balance 1) against cross-entropy; shapes, val, seed 0: ahead in"
+    about = "CE + edge terms (class_balance 1) against cross-entropy; shapes, val, seed 0: ahead in"
     assert about in capsys.readouterr().out
     assert main([*words, "--percentile", "95"]) == 0
     assert (tmp_path / "quality-crops.png").read_bytes().startswith(b"\x89PNG")

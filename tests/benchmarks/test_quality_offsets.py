@@ -42,15 +42,15 @@ def test_an_offset_is_a_bias_of_the_last_layer(trained: tuple[Place, list[Run]],
 
 def test_the_best_offset_is_that_of_the_mean_over_the_seeds() -> None:
     rows = [row_of("ce", 0, 0.3, 0.2, 0.1), row_of("ours", 0, 0.4, 0.6, 0.5), row_of("ours", 1, 0.4, 0.4, 0.7)]
-    best = {"cross-entropy": 0.0, "edgeloss": 1.0}
+    best = {"cross-entropy": 0.0, "CE + edge terms": 1.0}
     assert best_offsets(rows) == best
     assert [row["metrics"]["f1_1"] for row in at_offsets(rows, best)] == [0.3, 0.5, 0.7]
     _, zero, first, chosen, second = report(rows, "cross-entropy").split("**")
     assert zero == "t = 0"
-    assert chosen == "best boundary F1 1 px ↑, chosen on the same images: cross-entropy: t = 0; edgeloss: t = 1"
+    assert chosen == "best boundary F1 1 px ↑, chosen on the same images: cross-entropy: t = 0; CE + edge terms: t = 1"
     # 0.4 - 0.3 and 0.5 - 0.3, of the seed that both have
-    assert "| edgeloss | 1 | +10.0 |" in first
-    assert "| edgeloss | 1 | +20.0 |" in second
+    assert "| CE + edge terms | 1 | +10.0 |" in first
+    assert "| CE + edge terms | 1 | +20.0 |" in second
 
 
 def test_command(

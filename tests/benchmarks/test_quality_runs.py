@@ -89,11 +89,11 @@ def test_wrong_plans(plan: dict[str, Any], message: str) -> None:
     [
         (["cross-entropy", "CE + CPG"], r"expected some of \['cross-entropy', .*\], but got 'CE \+ CPG'"),
         (["cross-entropy", "edge-weighted CE"], "expected some of .*, but got 'edge-weighted CE'"),  # which one?
-        (["edgeloss"], r"expected two or more, but got \['edgeloss \(power 1\)'\]"),
+        (["CE + edge terms"], r"expected two or more, but got \['CE \+ edge terms \(power 1\)'\]"),
     ],
 )
 def test_wrong_names_of_losses(names: list[str], message: str) -> None:
     runs = [Run("ce", {}, 0), *(Run("weighted", {"k": k}, 0) for k in (1, 2)), Run("ours", {"power": 1}, 0)]
     with pytest.raises(ValueError, match=f"--losses: {message}"):
         pick(runs, names)
-    assert list(pick(runs, ["cross-entropy", "edgeloss"]).values()) == [runs[0], runs[-1]]
+    assert list(pick(runs, ["cross-entropy", "CE + edge terms"]).values()) == [runs[0], runs[-1]]

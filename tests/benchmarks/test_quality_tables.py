@@ -59,11 +59,11 @@ def test_earlier_results_lack_metrics() -> None:
     results[3]["metrics"]["hd95"] = None  # no class occurs in both
     text = markdown({"camvid": results}, "cross-entropy", ["miou", "ece", "hd95"])
     assert "| camvid | cross-entropy | 2 | 55.0 ± 7.1 | – | – |" in text
-    assert "| camvid | edgeloss | 2 | 55.0 ± 7.1 | 60.0 (1) | – |" in text
-    assert "| camvid | edgeloss | 2 | 0.0 [0.0, 0.0], p 1.000 (0.0, 0.0) | – | – |" in text
+    assert "| camvid | CE + edge terms | 2 | 55.0 ± 7.1 | 60.0 (1) | – |" in text
+    assert "| camvid | CE + edge terms | 2 | 0.0 [0.0, 0.0], p 1.000 (0.0, 0.0) | – | – |" in text
     results = [result_of("ce", 0, 0.25), result_of("ours", 0, 0.5)]
     text = markdown({"camvid": results}, "cross-entropy", ["nll", "ece"])  # of which the first has a unit
-    assert "| camvid | edgeloss | 1 | +0.25 | +25.0 |" in text
+    assert "| camvid | CE + edge terms | 1 | +0.25 | +25.0 |" in text
 
 
 def test_table() -> None:
@@ -75,11 +75,11 @@ def test_table() -> None:
     )
     # by hand: 0.42 ± 0.02; (0.43 + 0.46 + 0.46) / 3 = 0.45 ± 0.01732
     assert scores["cross-entropy"] == ["3", "42.0 ± 2.0"]
-    assert scores["edgeloss"] == ["3", "45.0 ± 1.7"]
+    assert scores["CE + edge terms"] == ["3", "45.0 ± 1.7"]
     assert scores["edge-weighted CE (k 2)"] == ["1", "41.0"]
     assert scores["CE + CPG"] == ["2 (1 diverged)", "46.0 ± 1.4"]
     assert scores["CE + active boundary"] == ["0 (1 diverged)", "–"]
-    assert differences["edgeloss"] == [
+    assert differences["CE + edge terms"] == [
         "3",
         "**+3.0** [0.5, 5.5], p 0.035 (3.0, 4.0, 2.0)",
     ]  # the only one with two pairs
@@ -107,7 +107,7 @@ def four() -> list[Row]:
 
 
 def test_gain_without_the_classes_that_gain_most(four: list[Row]) -> None:
-    found = without_most(four, "edgeloss", "cross-entropy", "miou")
+    found = without_most(four, "CE + edge terms", "cross-entropy", "miou")
     assert found is not None
     # Means over the seeds of the classes: road 0.05, car 0.3, pole 0.1, sky 0.15.
     assert found["classes"] == pytest.approx({"car": 0.3, "sky": 0.15})
@@ -115,28 +115,28 @@ def test_gain_without_the_classes_that_gain_most(four: list[Row]) -> None:
     assert found["all"]["values"] == pytest.approx([0.175, 0.125])
     assert found["without"]["values"] == pytest.approx([0.1, 0.05])  # of road and pole
     assert found["share"] == pytest.approx(0.45 / 0.6)
-    half = without_most(four, "edgeloss", "cross-entropy", "f1_1")
+    half = without_most(four, "CE + edge terms", "cross-entropy", "f1_1")
     assert half is not None
     assert half["all"]["mean"] == pytest.approx(found["all"]["mean"] / 2)
     for row in four[:2]:
         del row["metrics"]["f1_class"]  # as in rows of earlier versions
-    less = without_most(four, "edgeloss", "cross-entropy", "f1_1")
+    less = without_most(four, "CE + edge terms", "cross-entropy", "f1_1")
     assert less is not None
     assert less["all"]["values"] == pytest.approx([0.0625])
     assert without_most(four, "CE with SVLS", "cross-entropy", "miou") is None
     two = [{**row, "classes": ["road", "car"], "metrics": {"iou": row["metrics"]["iou"][:2]}} for row in four]
-    assert without_most(two, "edgeloss", "cross-entropy", "miou") is None  # nothing is left
+    assert without_most(two, "CE + edge terms", "cross-entropy", "miou") is None  # nothing is left
 
 
 def test_table_of_classes(four: list[Row]) -> None:
-    lines = classes_table(four, ["cross-entropy", "edgeloss", "CE + CPG"])
-    assert lines[0] == "| class | pixels, % | cross-entropy | edgeloss | CE + CPG |"
+    lines = classes_table(four, ["cross-entropy", "CE + edge terms", "CE + CPG"])
+    assert lines[0] == "| class | pixels, % | cross-entropy | CE + edge terms | CE + CPG |"
     assert lines[3] == "| car | 20.00 | 25.0 / 12.5 | 55.0 / 27.5 | 30.0 / 15.0 |"
     assert lines[5] == "| sky | 0.00 | 45.0 / 22.5 | 60.0 / 30.0 | – |"  # a class without pixels
     assert [row["metrics"]["miou"] for row in by_class(four)["pole"]] == [0.1, 0.3, 0.2, 0.2, 0.2]
     for row in four:
         del row["metrics"]["pixels"]
-    assert classes_table(four, ["edgeloss"])[3] == "| car | 55.0 / 27.5 |"
+    assert classes_table(four, ["CE + edge terms"])[3] == "| car | 55.0 / 27.5 |"
 
 
 def of_images(loss: str, seed: int, *scores: float | None) -> Row:
@@ -148,16 +148,16 @@ def of_images(loss: str, seed: int, *scores: float | None) -> Row:
 def test_intervals_over_images() -> None:
     ce = [of_images("ce", seed, 0.5, 0.5, 0.5, None) for seed in (0, 1)]
     ours = [of_images("ours", 0, 0.6, 0.7, 0.8, 0.9), of_images("ours", 1, 0.6, 0.5, 0.8, 0.9)]
-    found = resampled([*ce, *ours, of_images("ours", 2, *[0.9] * 4)], "edgeloss", "cross-entropy", "f1_image")
+    found = resampled([*ce, *ours, of_images("ours", 2, *[0.9] * 4)], "CE + edge terms", "cross-entropy", "f1_image")
     assert found is not None
     assert found["seeds"]["values"] == pytest.approx([0.2, 0.4 / 3])
     assert found["images"] == 3  # of which the means over the seeds are 0.1, 0.1 and 0.3
     # A mean of 0.1 has a probability of 8 / 27, and one of 0.3 of 1 / 27: both are within 95 %.
     assert found["interval"] == pytest.approx((0.1, 0.3))
-    assert resampled([*ce, result_of("ours", 0, 0.5)], "edgeloss", "cross-entropy", "f1_image") is None
-    lines = images_table([("camvid", [*ce, *ours], "edgeloss")], "cross-entropy")
+    assert resampled([*ce, result_of("ours", 0, 0.5)], "CE + edge terms", "cross-entropy", "f1_image") is None
+    lines = images_table([("camvid", [*ce, *ours], "CE + edge terms")], "cross-entropy")
     assert lines[0].startswith("| data | loss | pairs | images | boundary F1 1 px ↑, [seeds] | [images] |")
-    assert "| camvid | edgeloss | 2 | 3 | +16.7 [-25.7, 59.0] | [10.0, 30.0] |" in lines[2]
+    assert "| camvid | CE + edge terms | 2 | 3 | +16.7 [-25.7, 59.0] | [10.0, 30.0] |" in lines[2]
 
 
 def test_results_are_grouped_by_settings(tmp_path: Path) -> None:

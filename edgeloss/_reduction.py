@@ -29,7 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss._checks.inputs import Call, Inputs, check_that, may_read, result_dtype, widest
+from edgeloss._checks.inputs import LEAST_NORMALIZER, Call, Inputs, check_that, may_read, result_dtype, widest
 from edgeloss._checks.options import SUMMANDS, TERMS, Options
 
 PRIOR = 0.05  # of the balance, as a share of the mean number of edge pixels of a class
@@ -226,6 +226,8 @@ def combine(sums: Sums, call: Call, normalizer: Tensor | None) -> Combined:
     e = divisors[1] if is_scalar else weigh(divisors[1:], u).sum()
     if normalizer is not None:
         check_normalizer(sums, call, normalizer)
+    # Of less, the factor of a gradient would leave float32: it counts as nothing.
+    w, e = (torch.where(total < LEAST_NORMALIZER, 0.0, total) for total in (w, e))
     edge, by_class = edge_term(other_side, same_side, options), weigh(n, u)
     # Select before any arithmetic: the terms of a class without weight may be infinite.
     t = ratio(torch.where(by_class > 0, edge, 0.0), n)
@@ -351,9 +353,11 @@ def check_normalizer(sums: Sums, call: Call, normalizer: Tensor) -> None:
         check_that((w > 0) | (sums.batch[SumRow.WEIGHT] == 0), expected.format("W", "valid pixels"))
     if options.edge_weight:
         u = inputs.edge_class_weight
-        own = weigh(sums.edges[EdgeRow.WEIGHT].sum(0), u if u is None else u.to(n)).sum()
-        given = weigh(n, u if u is None else u.to(n)).sum() if len(n) > 1 else n[0]
-        check_that((given > 0) | (own == 0), expected.format("n", "edges"))
+        own = weigh(sums.edges[EdgeRow.WEIGHT].sum(0), u if u is None else u.to(n))
+        if len(n) > 1:
+            check_that(((n > 0) | (own == 0)).all(), expected.format("n of a class", "edges of it"))
+        else:
+            check_that((n[0] > 0) | (own.sum() == 0), expected.format("E", "edges"))
 
 
 def places_of_labels(y: Tensor, tables: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgeloss._checks.inputs import check_logits, check_tensor, check_that, describe
+from edgeloss._checks.inputs import LABEL_DTYPES, check_logits, check_tensor, check_that, describe
 
 
 def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100, multilabel: bool = False) -> Tensor:
@@ -29,8 +29,8 @@ def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100
         multilabel: whether classes may overlap, as in ``EdgeAwareLoss(multilabel=True)``.
 
     Returns:
-        [B, *S], with ``multilabel`` [B, C, *S]; int64 where the values were floating or one-hot, else the dtype of
-        ``target``.
+        [B, *S], with ``multilabel`` [B, C, *S]; the dtype of ``target`` if it has labels of one that the loss reads,
+        else int64.
 
     Raises:
         TypeError: if the target or the logits are not tensors.
@@ -75,7 +75,7 @@ def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100
 
 def _whole_numbers(labels: Tensor) -> Tensor:
     if not labels.is_floating_point():
-        return labels
+        return labels if labels.dtype in LABEL_DTYPES else labels.long()
     check_that((labels == labels.round()).all(), "target: expected whole numbers, but got fractions or nan")
     return labels.long()
 

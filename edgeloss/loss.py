@@ -177,15 +177,11 @@ class EdgeAwareLoss(nn.Module):
         """Store and check the options."""
         super().__init__()
         edge_class_weight = renamed_balance(edge_class_weight)
-        class_weights: dict[str, Any] = {"weight": weight}
-        if is_balance(edge_class_weight):
-            self.edge_class_weight = edge_class_weight
-        else:
-            class_weights["edge_class_weight"] = edge_class_weight
-        for name, values in class_weights.items():
-            if values is not None:
-                check_weight(values, name=name, multilabel=multilabel)
-            self.register_buffer(name, plain(values))
+        if weight is not None:
+            check_weight(weight, multilabel=multilabel)
+        if edge_class_weight is not None and not is_balance(edge_class_weight):
+            check_weight(edge_class_weight, name="edge_class_weight", multilabel=multilabel)
+        self.weight, self.edge_class_weight = plain(weight), plain(edge_class_weight)
         self.ignore_index = ignore_index
         self.multilabel = multilabel
         self.reduction = reduction
@@ -205,6 +201,15 @@ class EdgeAwareLoss(nn.Module):
         self.validate = validate
         self.backend = backend
         self._options = Options.from_attributes(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+        """Keep class weights as buffers, but the name of a balance, whatever was there before."""
+        if name == "edge_class_weight" and is_balance(value):
+            self._buffers.pop(name, None)
+        elif name in ("weight", "edge_class_weight") and name not in self._buffers:
+            self.__dict__.pop(name, None)
+            self.register_buffer(name, value)
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         """Say what replaces an attribute of version 0.3."""

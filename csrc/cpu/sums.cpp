@@ -32,6 +32,7 @@ double weighed(double weight, double value) { return weight != 0 ? weight * valu
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
 constexpr double kPi = 3.14159265358979323846;  // M_PI is not in standard C++
+constexpr double kLeast = 1e-20;                // smaller denominators count as 0, as in edgeloss/_reduction.py
 constexpr int kNodes = 28;                      // of the quadrature of Φ, as in edgeloss/_reduction.py
 
 // The nodes of Gauss and Legendre on [0, 1], and their weights.
@@ -148,6 +149,8 @@ std::tuple<Tensor, Tensor, Tensor> reduce(const Tensor& sums, const Tensor& edge
   double w = normalizer ? doubles(*normalizer)[0] : row[Row::kWeight], e = has_n ? 0 : of_classes[0];
   const std::vector<double> u = class_weights(edge_class_weight, balanced ? of_classes : nullptr, count);
   for (int64_t c = 0; has_n && c < count; ++c) e += u[c] * of_classes[c];
+  if (w < kLeast) w = 0;
+  if (e < kLeast) e = 0;
   const double mean_e = e;
   if (!mean) w = e = 1;
 

@@ -20,7 +20,16 @@ ONE_HOT = F.one_hot(LABELS, 3).movedim(-1, 1)
 
 @pytest.mark.parametrize(
     "target",
-    [LABELS, LABELS.byte(), LABELS[:, None], LABELS[:, None].float(), LABELS.double(), ONE_HOT, ONE_HOT.bool()],
+    [
+        LABELS,
+        LABELS.byte(),
+        LABELS.to(torch.int8),
+        LABELS[:, None],
+        LABELS[:, None].float(),
+        LABELS.double(),
+        ONE_HOT,
+        ONE_HOT.bool(),
+    ],
 )
 def test_forms_of_the_same_labels(target: Tensor) -> None:
     assert as_labels(target, LOGITS).equal(LABELS.to(as_labels(target, LOGITS).dtype))

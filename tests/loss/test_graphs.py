@@ -41,6 +41,13 @@ def graph_of(how: str, eager: Call, *args: Tensor, axes: dict[int, Any] | None =
     return torch.compile(eager, fullgraph=True, dynamic=True if axes is not None else None, backend="aot_eager")
 
 
+def test_an_exported_batch_needs_no_bound() -> None:
+    x, y, batch = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8)), Dim("batch")
+    graph = graph_of("export", Call(edge_aware_loss, {}), x, y, axes={0: batch})
+    x, y = torch.randn(5, 3, 8, 8), torch.randint(3, (5, 8, 8))
+    torch.testing.assert_close(graph(x, y), edge_aware_loss(x, y))
+
+
 def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
     x = x.detach().requires_grad_()
     results = [(value, *torch.autograd.grad(value.sum(), x)) for value in (graph(x, *tensors), eager(x, *tensors))]

@@ -87,6 +87,20 @@ def test_weight_is_a_buffer() -> None:
     assert criterion.weight.dtype == torch.float64
 
 
+def test_class_weights_can_be_scheduled() -> None:
+    x, y, criterion = torch.randn(1, 3, 8, 8), torch.randint(3, (1, 8, 8)), EdgeAwareLoss()
+    u = torch.tensor([0.5, 1.0, 3.0])
+    for value, stored in ((u, ["weight", "edge_class_weight"]), ("balanced", ["weight"]), (None, ["weight"])):
+        criterion.weight, criterion.edge_class_weight = u, value
+        assert criterion(x, y) == edge_aware_loss(x, y, weight=u, edge_class_weight=value)
+        assert list(criterion.state_dict()) == stored
+        assert list(copy.deepcopy(criterion).state_dict()) == stored
+    criterion.edge_class_weight = u
+    assert criterion.double().edge_class_weight.dtype == torch.float64
+    with pytest.raises(ValueError, match="expected a tensor, 'balanced' or None, but got 'median'"):
+        criterion.edge_class_weight = "median"
+
+
 def test_the_loss_of_one_class() -> None:
     ((x, y),) = steps(1, (6, 9), multilabel=True)  # without a region term, which has the weights of all classes
     x = x.detach()

@@ -29,6 +29,21 @@ def test_zero_weights_are_a_mean_over_nothing() -> None:
         assert not gradient.any()
 
 
+@by_backend
+@pytest.mark.parametrize("size", [1e-19, 1e-23, 1e-42])
+def test_weights_may_be_tiny(size: float) -> None:
+    x, y = torch.randn(1, 3, 9, 9, requires_grad=True), torch.arange(81).view(1, 9, 9) // 27
+    value, gradient = run(partial(edge_aware_loss, pixel_weight=torch.full((1, 9, 9), size)), x, y)
+    if size > 1e-20:
+        expected = run(edge_aware_loss, x, y)
+        torch.testing.assert_close((value, gradient), tuple(expected), rtol=1e-4, atol=1e-6)
+    else:  # a mean over nothing
+        assert value == 0
+        assert not gradient.any()
+    _, gradient = run(partial(edge_aware_loss, weight=torch.tensor([1.0, size, size])), x, y)
+    assert gradient.isfinite().all()
+
+
 # -------------------------------------------------------------------------------------------------- infinite and nan
 
 

@@ -147,13 +147,18 @@ def test_a_denominator_of_nothing_is_refused_where_there_is_something(backend: A
     n, call = torch.ones(3), {"backend": backend}
     for given, name in (
         ((0.0, n), "W = 0 for a call with valid pixels"),
-        ((9.0, 0 * n), "n = 0 for a call with edges"),
+        ((9.0, 0 * n), "n of a class = 0 for a call with edges of it"),
+        ((9.0, torch.tensor([1.0, 0.0, 1.0])), "n of a class = 0 for a call with edges of it"),
     ):
         with pytest.raises(ValueError, match=f"normalizer: expected that of all labels of the step, but got {name}"):
             edge_aware_loss(x, y, normalizer=given, **call)
     void = torch.full_like(y, -100)
     assert edge_aware_loss(x, void, normalizer=(0.0, 0 * n), **call) == 0
     assert edge_aware_loss(x, y, normalizer=(9.0, 0 * n), edge_weight=0.0, **call) > 0
+    u = torch.tensor([1.0, 0.0, 1.0])
+    assert edge_aware_loss(x, y, normalizer=(9.0, u), edge_class_weight=u, **call) > 0  # that class has no weight
+    with pytest.raises(ValueError, match="E = 0 for a call with edges; pass the sums"):
+        edge_aware_loss(x, y, normalizer=(9.0, 0.0), edge_class_weight=None, **call)
     for bad in (math.nan, -1.0, math.inf):
         with pytest.raises(ValueError, match="normalizer: expected finite numbers ≥ 0"):
             edge_aware_loss(x, y, normalizer=(1.0, torch.tensor([1.0, bad, 1.0])), **call)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgeloss._checks.inputs import LEAST_NORMALIZER
 from edgeloss._kernels.triton import plans
 from edgeloss._kernels.triton.edges import OTHER_SIDE, SAME_SIDE, WEIGHT
 from edgeloss._kernels.triton.label_weights import ROWS_OF_SUMS
@@ -28,7 +29,7 @@ ROWS, OF_LABELS = tl.constexpr(len(SumRow)), tl.constexpr(SumRow.WEIGHT)
 AT_ONCE = 4096  # sums of programs
 TABLES, CLASSES = tl.constexpr(64), tl.constexpr(32)  # of the tables of an image, at once
 CROSS_ENTROPY, W, VALID, EDGES = map(tl.constexpr, [*SumRow][: SumRow.WRONG])
-PRIOR_SHARE, QUADRATURE = tl.constexpr(PRIOR), tl.constexpr(NODES)
+PRIOR_SHARE, QUADRATURE, LEAST = tl.constexpr(PRIOR), tl.constexpr(NODES), tl.constexpr(LEAST_NORMALIZER)
 # The sums over the images of a class: Σ v, n Φ(t), n φ(t), Σ v S and Σ v O.
 NUMBER, FOCUSED, SLOPE, SAME, OTHER, COLUMNS = map(tl.constexpr, range(6))
 PLACES = tl.constexpr(256)  # images and classes at once
@@ -341,7 +342,7 @@ def write_loss(
         w = tl.load(of.normalizer)
         if of.is_scalar:
             e = tl.load(of.normalizer + 1)
-    per_w, per_e = ratio(1.0, w), ratio(1.0, e)
+    per_w, per_e = ratio(1.0, tl.where(w < LEAST, 0.0, w)), ratio(1.0, tl.where(e < LEAST, 0.0, e))
     mean_slope = weighted(focus_slope, per_e)
     if not MEAN:
         per_w, per_e = per_w * 0 + 1, per_e * 0 + 1

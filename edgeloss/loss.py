@@ -128,8 +128,8 @@ class EdgeAwareLoss(nn.Module):
         * loss: a scalar, or a map with ``reduction="none"``; float32, or float64 for float64 logits.
 
     Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if an argument is out of range.
+        TypeError: if class weights are no tensors, or a flag or an integer has another type.
+        ValueError: if an argument is out of range, or no number.
 
     Example:
         >>> import torch
@@ -179,7 +179,7 @@ class EdgeAwareLoss(nn.Module):
         edge_class_weight = renamed_balance(edge_class_weight)
         if weight is not None:
             check_weight(weight, multilabel=multilabel)
-        if edge_class_weight is not None and not is_balance(edge_class_weight):
+        if edge_class_weight is not None and not isinstance(edge_class_weight, str):
             check_weight(edge_class_weight, name="edge_class_weight", multilabel=multilabel)
         self.weight, self.edge_class_weight = plain(weight), plain(edge_class_weight)
         self.ignore_index = ignore_index

@@ -133,6 +133,22 @@ def test_no_labelling_that_is_sure_is_below_the_labels(gap: float) -> None:
 
 
 @by_backend
+@pytest.mark.parametrize(("gap", "is_above"), [(6.0, False), (8.0, False), (10.0, True), (16.0, True)])
+def test_a_wrong_pixel_next_to_an_isolated_one_in_a_large_image(gap: float, is_above: bool) -> None:
+    # docs/loss.md names them. Both pixels are in one average, and both have twice the contrast.
+    y = torch.zeros(1, 256, 256, dtype=torch.int64)
+    y[0, 85, 85] = 1
+    wrong = y.clone()
+    wrong[0, 83, 83] = 1
+    of_labels, of_wrong = (
+        edge_aware_loss(gap * F.one_hot(drawn, 2).movedim(-1, 1).double(), y) for drawn in (y, wrong)
+    )
+    assert (of_wrong > of_labels) == is_above
+    if gap == 6:
+        assert (round(of_labels.item(), 2), round(of_wrong.item(), 2)) == (0.08, 0.02)
+
+
+@by_backend
 @pytest.mark.parametrize(("size", "gap"), pairwise([(510, 511), (31, 2048), (22, 64, 90)], [0.0, 10.0, 20.0]))
 @pytest.mark.slow
 def test_large_images_in_float32(size: tuple[int, ...], gap: float) -> None:

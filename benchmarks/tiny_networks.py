@@ -53,7 +53,7 @@ class Case:
 
 
 def balanced(case: Case) -> Tensor:
-    """Return weights of background and foreground with which both add up to the same, from 1,000 images."""
+    """Return weights with which background and foreground have the same total, counted in 1,000 images."""
     _, labels = case.draw(1000, torch.Generator().manual_seed(0))
     return 0.5 * labels.numel() / labels.flatten().bincount(minlength=2)
 
@@ -62,12 +62,13 @@ def cross_entropy(case: Case, weight: Tensor | None = None) -> Loss:
     """Return the cross-entropy of a case, with weights of background and foreground if given."""
     if case.logits == 2:
         return partial(F.cross_entropy, weight=weight)
+    weights = torch.ones(2) if weight is None else weight
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         y = y.view(x.shape)
-        of_pixels = None if weight is None else weight[y]
-        total = F.binary_cross_entropy_with_logits(x, y.to(x.dtype), of_pixels)
-        return total if of_pixels is None else total / of_pixels.mean()  # as nn.CrossEntropyLoss
+        of_pixels = weights[y]
+        mean = F.binary_cross_entropy_with_logits(x, y.to(x.dtype), of_pixels)
+        return mean / of_pixels.mean()  # as nn.CrossEntropyLoss
 
     return loss
 

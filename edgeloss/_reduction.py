@@ -226,7 +226,7 @@ def combine(sums: Sums, call: Call, normalizer: Tensor | None) -> Combined:
     e = divisors[1] if is_scalar else weigh(divisors[1:], u).sum()
     if normalizer is not None:
         check_normalizer(sums, call, normalizer)
-    # Of less, the factor of a gradient would leave float32: it counts as nothing.
+    # A smaller denominator counts as 0: a weight divided by it would leave float32.
     w, e = (torch.where(total < LEAST_NORMALIZER, 0.0, total) for total in (w, e))
     edge, by_class = edge_term(other_side, same_side, options), weigh(n, u)
     # Select before any arithmetic: the terms of a class without weight may be infinite.
@@ -355,7 +355,7 @@ def check_normalizer(sums: Sums, call: Call, normalizer: Tensor) -> None:
         u = inputs.edge_class_weight
         own = weigh(sums.edges[EdgeRow.WEIGHT].sum(0), u if u is None else u.to(n))
         if len(n) > 1:
-            check_that(((n > 0) | (own == 0)).all(), expected.format("n of a class", "edges of it"))
+            check_that(((n > 0) | (own == 0)).all(), expected.format("n", "edges of that class"))
         else:
             check_that((n[0] > 0) | (own.sum() == 0), expected.format("E", "edges"))
 

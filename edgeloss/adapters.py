@@ -29,8 +29,8 @@ def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100
         multilabel: whether classes may overlap, as in ``EdgeAwareLoss(multilabel=True)``.
 
     Returns:
-        [B, *S], with ``multilabel`` [B, C, *S]; the dtype of ``target`` if it has labels of one that the loss reads,
-        else int64.
+        [B, *S], with ``multilabel`` [B, C, *S]; the dtype of ``target`` if it holds class indices of a dtype that the
+        loss supports, else int64.
 
     Raises:
         TypeError: if the target or the logits are not tensors.

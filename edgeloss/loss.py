@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeloss import _call
-from edgeloss._checks.inputs import BALANCED, Given, check_weight, is_balance, plain, renamed_balance
+from edgeloss._checks.inputs import BALANCED, Given, check_tensor, check_weight, is_balance, plain, renamed_balance
 from edgeloss._checks.options import HELP, BackendChoice, Options, Reduction, Validate, is_integer, suggest_keywords
 from edgeloss._reduction import balance
 from edgeloss.functional import Result, as_asked
@@ -128,8 +128,8 @@ class EdgeAwareLoss(nn.Module):
         * loss: a scalar, or a map with ``reduction="none"``; float32, or float64 for float64 logits.
 
     Raises:
-        TypeError: if class weights are no tensors, or a flag or an integer has another type.
-        ValueError: if an argument is out of range, or no number.
+        TypeError: if class weights are not tensors, or a flag or an integer has the wrong type.
+        ValueError: if any other argument has the wrong type or is out of range.
 
     Example:
         >>> import torch
@@ -181,7 +181,7 @@ class EdgeAwareLoss(nn.Module):
             check_weight(weight, multilabel=multilabel)
         if edge_class_weight is not None and not isinstance(edge_class_weight, str):
             check_weight(edge_class_weight, name="edge_class_weight", multilabel=multilabel)
-        self.weight, self.edge_class_weight = plain(weight), plain(edge_class_weight)
+        self.weight, self.edge_class_weight = weight, edge_class_weight
         self.ignore_index = ignore_index
         self.multilabel = multilabel
         self.reduction = reduction
@@ -203,12 +203,16 @@ class EdgeAwareLoss(nn.Module):
         self._options = Options.from_attributes(self)
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
-        """Keep class weights as buffers, but the name of a balance, whatever was there before."""
-        if name == "edge_class_weight" and is_balance(value):
-            self._buffers.pop(name, None)
-        elif name in ("weight", "edge_class_weight") and name not in self._buffers:
-            self.__dict__.pop(name, None)
-            self.register_buffer(name, value)
+        """Store class weights as buffers, and ``"balanced"`` as an ordinary attribute."""
+        if name in ("weight", "edge_class_weight"):
+            value = plain(value)  # nn.Module would train a parameter
+            if name == "edge_class_weight" and is_balance(value):
+                self._buffers.pop(name, None)
+            elif name not in self._buffers:
+                if value is not None:
+                    check_tensor(name, value, "a tensor [C] of class weights")
+                self.__dict__.pop(name, None)
+                self.register_buffer(name, None)
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

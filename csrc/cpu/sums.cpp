@@ -32,7 +32,7 @@ double weighed(double weight, double value) { return weight != 0 ? weight * valu
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
 constexpr double kPi = 3.14159265358979323846;  // M_PI is not in standard C++
-constexpr double kLeast = 1e-20;                // smaller denominators count as 0, as in edgeloss/_reduction.py
+constexpr double kLeast = 1e-20;                // smaller denominators count as 0: LEAST_NORMALIZER of edgeloss/_checks
 constexpr int kNodes = 28;                      // of the quadrature of Φ, as in edgeloss/_reduction.py
 
 // The nodes of Gauss and Legendre on [0, 1], and their weights.

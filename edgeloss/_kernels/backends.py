@@ -111,9 +111,9 @@ def _why_not_in_this_mode(logits: Tensor) -> str | None:
 
 def _why_not_so_large(call: Call) -> str | None:
     inputs, decay = call.inputs, call.options.decay
-    # An exported graph may have a batch of any size: torch can't state this bound of its dimensions.
-    is_of_any_size = torch.compiler.is_exporting() and not isinstance(inputs.target.numel(), int)
-    if inputs.logits.shape[1] > 2**15 - 1 or (not is_of_any_size and inputs.target.numel() >= 2**31):
+    # torch.export cannot state a bound of a product of sizes, so an exported graph does not check it.
+    is_large = not torch.compiler.is_exporting() and inputs.target.numel() >= 2**31
+    if inputs.logits.shape[1] > 2**15 - 1 or is_large:
         return "the kernels are for less than 2^15 classes and 2^31 pixels"
     if decay is None or inputs.distance is not None:
         return None

@@ -43,7 +43,7 @@ def test_sentences_count_what_all_losses_were_trained_on(monkeypatch: pytest.Mon
         "failed (Dice below 0.3) in 2 of 2 trainings",
         "class-weighted CE in 2, CE + Dice in 0, class-weighted CE + Dice in 0, edgeloss in 1, edgeloss without its"
         " region term in 0",
-        "below 1 it is 2, 2, 2, 2, 2, 2",
+        "with a limit of 1 it is, in this order, 2, 2, 2, 2, 2, 2",
     ]
     assert doc_figures.LESIONS.keys() <= LOSSES.keys()
 

@@ -99,6 +99,12 @@ def test_class_weights_can_be_scheduled() -> None:
     assert criterion.double().edge_class_weight.dtype == torch.float64
     with pytest.raises(ValueError, match="expected a tensor, 'balanced' or None, but got 'median'"):
         criterion.edge_class_weight = "median"
+    criterion.edge_class_weight = "balanced"
+    with pytest.raises(TypeError, match=r"edge_class_weight: expected a tensor \[C\] of class weights, but got list"):
+        criterion.edge_class_weight = [1.0, 2.0, 3.0]
+    assert criterion.edge_class_weight == "balanced"
+    criterion.edge_class_weight = torch.nn.Parameter(u)
+    assert not list(criterion.parameters())
 
 
 def test_the_loss_of_one_class() -> None:

@@ -147,8 +147,8 @@ def test_a_denominator_of_nothing_is_refused_where_there_is_something(backend: A
     n, call = torch.ones(3), {"backend": backend}
     for given, name in (
         ((0.0, n), "W = 0 for a call with valid pixels"),
-        ((9.0, 0 * n), "n of a class = 0 for a call with edges of it"),
-        ((9.0, torch.tensor([1.0, 0.0, 1.0])), "n of a class = 0 for a call with edges of it"),
+        ((9.0, 0 * n), "n = 0 for a call with edges of that class"),
+        ((9.0, torch.tensor([1.0, 0.0, 1.0])), "n = 0 for a call with edges of that class"),
     ):
         with pytest.raises(ValueError, match=f"normalizer: expected that of all labels of the step, but got {name}"):
             edge_aware_loss(x, y, normalizer=given, **call)

@@ -193,7 +193,7 @@ class Images:
         # The mean of what arrives, weighted by the edge terms, is a sum over n t, which are rounded both.
         size += rough(mean) * (1 + self.mean_unit / np.where(self.mean > 0, self.mean, 1))
         unit = rough(incoming) * self.to_pixels(focus.ratio_unit)
-        unit += self.to_pixels(rough(mean) * change + rough(rest) * size)
+        unit += self.to_pixels(rough(mean) * change + rough(rest) * rough(size))
         factor = incoming * self.to_pixels(focus.ratio) + self.to_pixels(rest * mean)
         return self.vu * factor, self.vu * unit
 

@@ -45,8 +45,8 @@ class Softmax:
 
 
 def rough(values: Array) -> Array:
-    """Return the sizes of values, in float64."""
-    return np.abs(values).astype(float)
+    """Return the sizes of values, in float64 and finite: a factor may be 0."""
+    return np.minimum(np.abs(values), np.finfo(float).max).astype(float)
 
 
 def of_others(values: Array) -> Array:

@@ -645,7 +645,7 @@ def sharper_table() -> list[str]:
 
 
 def sharper_sentences() -> list[str]:
-    """Return how much of the gain in boundary F1 on CamVid is left at 5 pixels, and whatever the classes are."""
+    """Return how much of the gain in boundary F1 on CamVid is left at 5 pixels, and where classes do not count."""
     narrow, wide = (gain("camvid", NOW, BASELINE, name)["mean"] for name in ("f1_1", "f1_5"))
     left = all_borders("camvid")[0].split()[0]
     return [
@@ -657,7 +657,7 @@ def sharper_sentences() -> list[str]:
 
 
 def without_classes() -> list[str]:
-    """Return the gain over cross-entropy on CamVid in borders whatever their classes, as the first page has it."""
+    """Return the gain over cross-entropy on CamVid in F1 of all borders, as the first page has it."""
     return [f"and {number('f1_any_1', gain('camvid', NOW, BASELINE, 'f1_any_1')['mean'])} where classes do not count"]
 
 
